@@ -1,0 +1,61 @@
+"""One number and everything needed to trust it: how it was obtained, its errors, its certificate, its status."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+How = Literal["exact", "estimated", "lower_bound", "upper_bound"]
+Status = Literal["ok", "budget_spent", "not_finite", "not_applicable"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured value with its error of computation, its error over samples and the way it was obtained.
+
+    ``stderr`` is the error of the computation alone (0.0 when exact); ``stderr_data`` the error over the samples the
+    value was averaged from, None where a mean over samples does not define it; ``interval`` a certificate that holds
+    whatever the probes were (eigenvalues).  ``verified`` says that exactness was checked on this network and data.
+    """
+
+    value: float
+    stderr: float = 0.0
+    stderr_data: float | None = None
+    interval: tuple[float, float] | None = None
+    how: How = "exact"
+    verified: bool = False
+    status: Status = "ok"
+    reason: str = ""
+    samples: int = 0
+    passes: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status in ("ok", "budget_spent") and not math.isfinite(self.value):
+            object.__setattr__(self, "status", "not_finite")
+            object.__setattr__(self, "reason", self.reason or "the computation gave a value that is not finite")
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value may be used without a caveat."""
+        return self.status == "ok"
+
+    def scaled(self, factor: float) -> Estimate:
+        """Return the estimate of ``factor`` times this quantity, errors and certificate included."""
+        interval = self.interval and tuple(sorted(factor * end for end in self.interval))
+        return replace(
+            self,
+            value=self.value * factor,
+            stderr=self.stderr * abs(factor),
+            stderr_data=None if self.stderr_data is None else self.stderr_data * abs(factor),
+            interval=interval,  # type: ignore[arg-type]
+        )
+
+
+def not_applicable(reason: str) -> Estimate:
+    """Return the row of a measure that has no meaning here, with its reason in place of a number."""
+    return Estimate(value=math.nan, stderr=math.nan, status="not_applicable", reason=reason)
