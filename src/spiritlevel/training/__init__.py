@@ -1,0 +1,22 @@
+"""Training for the demo and the studies: one plain loop, and many small networks at once."""
+
+from spiritlevel.training.evaluation import Evaluation, evaluate
+from spiritlevel.training.loop import EpochRecord, TrainingRecord, train
+from spiritlevel.training.schedules import SCHEDULES, averaging, constant, cosine, linear
+from spiritlevel.training.stopping import GradientRule, LossTarget, StopRule
+
+__all__ = [
+    "SCHEDULES",
+    "EpochRecord",
+    "Evaluation",
+    "GradientRule",
+    "LossTarget",
+    "StopRule",
+    "TrainingRecord",
+    "averaging",
+    "constant",
+    "cosine",
+    "evaluate",
+    "linear",
+    "train",
+]

@@ -1,0 +1,169 @@
+"""One plain training loop: the same seed, model and data give the same network on the same machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.training.evaluation import Data, Loss, inputs_and_labels, place_of
+from spiritlevel.training.order import epoch_batches, plan_length, steps_per_epoch
+from spiritlevel.training.schedules import Schedule, resolve_schedule
+from spiritlevel.training.stopping import StopRule
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch: the learning rate it ended with, the mean loss and accuracy of its batches as they were trained."""
+
+    epoch: int
+    step: int
+    lr: float
+    loss: float
+    accuracy: float
+
+
+@dataclass
+class TrainingRecord:
+    """What training did: how far it came, why it ended, every epoch, and the averaged network if asked for."""
+
+    settings: dict[str, Any]
+    steps: int = 0
+    stopped_by: str = ""
+    seconds: float = 0.0
+    epochs: list[EpochRecord] = field(default_factory=list)
+    averaged: nn.Module | None = None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the last epoch, as it was trained."""
+        return self.epochs[-1].loss if self.epochs else float("nan")
+
+
+def make_optimizer(
+    model: nn.Module, name: str, lr: float, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Return torch's optimiser of a name; ``adamw`` decouples the weight decay, scaled by the learning rate."""
+    if name not in OPTIMIZERS:
+        raise UsageError(f"No optimizer is called {name!r}: the names are {', '.join(OPTIMIZERS)}.")
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(model.parameters(), lr=lr, weight_decay=weight_decay)
+
+
+def train(
+    model: nn.Module,
+    data: Data,
+    *,
+    optimizer: str = "sgd",
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int = 128,
+    epochs: int | None = None,
+    steps: int | None = None,
+    schedule: str | Schedule = "constant",
+    seed: int = 0,
+    loss: Loss = functional.cross_entropy,
+    augment: Augmentation | None = None,
+    drop_last: bool = False,
+    stop: StopRule | None = None,
+    average_from: int | None = None,
+    on_step: Callable[[int, nn.Module, Tensor], None] | None = None,
+    on_epoch: Callable[[EpochRecord, nn.Module], None] | None = None,
+) -> TrainingRecord:
+    """Train the model in place, where it is, and leave it in evaluation mode.
+
+    The rate follows the schedule once an epoch, or once a step where ``steps`` was given. From epoch ``average_from``
+    (counted from 0) the weights at the end of every epoch are averaged, and BatchNorm statistics of the average are
+    computed over the data. Weight decay γ adds γ/2 ‖w‖² to the loss in sgd and adam. The hook ``on_step`` sees the
+    count of finished steps, the model and the batch's loss.
+    """
+    device, dtype = place_of(model)
+    x, y = inputs_and_labels(data)
+    per_epoch = steps_per_epoch(len(y), batch_size, drop_last)
+    total = plan_length(epochs, steps, per_epoch)
+    factor = resolve_schedule(schedule)
+    method = make_optimizer(model, optimizer, lr, momentum, weight_decay)
+    record = TrainingRecord(
+        settings={
+            "optimizer": optimizer, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+            "batch_size": batch_size, "epochs": epochs, "steps": steps, "seed": seed, "samples": len(y),
+            "schedule": schedule if isinstance(schedule, str) else getattr(schedule, "__qualname__", "function"),
+            "average_from": average_from, "drop_last": drop_last,
+        }
+    )  # fmt: skip
+    x, y = x.to(device, dtype), y.to(device)
+    averaged: AveragedModel | None = None
+    started = time.perf_counter()
+    model.train()
+    with _random_state(seed, device):
+        order = torch.Generator().manual_seed(seed)
+        drawn = torch.Generator().manual_seed(seed + 1)
+        while record.steps < total and not record.stopped_by:
+            epoch = len(record.epochs)
+            loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+            right = torch.zeros((), dtype=torch.int64, device=device)
+            seen = 0
+            for index in epoch_batches(len(y), batch_size, order, drop_last):
+                progress = record.steps / total if steps is not None else epoch * per_epoch / total
+                for group in method.param_groups:
+                    group["lr"] = lr * factor(progress)
+                index = index.to(device)
+                batch = x[index] if augment is None else augment(x[index], drawn)
+                method.zero_grad()
+                outputs = model(batch)
+                value = loss(outputs, y[index])
+                value.backward()
+                if stop is not None:
+                    stop.after_step(model)
+                method.step()
+                record.steps += 1
+                seen += len(index)
+                loss_sum += value.detach().double() * len(index)
+                right += (outputs.detach().argmax(dim=1) == y[index]).sum()
+                if on_step is not None:
+                    on_step(record.steps, model, value.detach())
+                if record.steps == total:
+                    break
+            row = EpochRecord(epoch, record.steps, group["lr"], float(loss_sum) / seen, int(right) / seen)
+            if row.loss != row.loss:
+                raise SpiritlevelError(
+                    f"Training diverged in epoch {epoch} (the loss is not a number) with lr={lr}: take a smaller one."
+                )
+            record.epochs.append(row)
+            if average_from is not None and epoch >= average_from:
+                averaged = averaged or AveragedModel(model)
+                averaged.update_parameters(model)
+            if on_epoch is not None:
+                on_epoch(row, model)
+            if stop is not None:
+                record.stopped_by = stop.after_epoch(row.loss) or ""
+        if averaged is not None:
+            update_bn(list(x.split(batch_size)), averaged)
+            record.averaged = averaged.module.eval()
+    record.stopped_by = record.stopped_by or ("steps" if steps is not None else "epochs")
+    record.seconds = time.perf_counter() - started
+    model.eval()
+    return record
+
+
+@contextmanager
+def _random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed dropout inside, put the global random state back outside."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
