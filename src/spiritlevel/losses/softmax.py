@@ -1,0 +1,69 @@
+"""Softmax quantities that stay exact to rounding on confident samples, formed in float64 from the logits.
+
+On a trained network the largest probability is 1 to within rounding, and whatever is written as 1 minus it (the
+diagonal of diag(p) - ppᵀ, 1 - Σp², 1 - γ²) is noise. Everything here sums the small probabilities instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities p_c and 1 - p_c = Σ_{j≠c} p_j over the last axis, both to full relative precision."""
+    p = torch.softmax(logits.detach().double(), dim=-1)
+    largest = p.argmax(-1, keepdim=True)
+    others = p.scatter(-1, largest, 0.0).sum(-1, keepdim=True)
+    # Every class but the largest has p_c ≤ 1/2, where 1 - p_c does not cancel.
+    return p, (1.0 - p).scatter(-1, largest, others)
+
+
+def softmax_impurity(logits: Tensor) -> Tensor:
+    """1 - ‖p‖² = Σ_c p_c Σ_{j≠c} p_j, the trace of diag(p) - ppᵀ."""
+    p, tails = probabilities_and_tails(logits)
+    return (p * tails).sum(-1)
+
+
+def one_minus_softmax_margin_squared(logits: Tensor) -> Tensor:
+    """1 - γ² = (1 + |γ|)(Σ_{j≠max} p_j + p_second), γ the gap between the two largest probabilities."""
+    p, _ = probabilities_and_tails(logits)
+    top = p.topk(2, dim=-1)
+    first, second = top.values.unbind(-1)
+    others = p.scatter(-1, top.indices[..., :1], 0.0).sum(-1)
+    return (1.0 + (first - second)) * (others + second)
+
+
+def softmax_factor_times(logits: Tensor, coefficients: Tensor) -> Tensor:
+    """F u for the Cholesky factor F, with C - 1 columns, of diag(p) - ppᵀ = F Fᵀ.
+
+    ``logits`` is ``(..., C)``, ``coefficients`` ``(K, ..., C-1)``, the result ``(K, ..., C)`` in float64. With tails
+    t_k = Σ_{j≥k} p_j and r_k = √(p_k / (t_k t_{k+1})) the factor is F_kk = r_k t_{k+1} and F_jk = -p_j r_k for j > k.
+    With the largest class last every t_k is at least 1/C, so nothing cancels and nothing is divided by a small number.
+    """
+    z = logits.detach().double()
+    classes = z.shape[-1]
+    # Exchange the largest class with the last one; the exchange is its own inverse.
+    largest = z.argmax(-1, keepdim=True)
+    order = torch.arange(classes, device=z.device).expand_as(z).scatter(-1, largest, classes - 1)
+    order = torch.cat([order[..., :-1], largest], dim=-1)
+    log_p = torch.log_softmax(z.gather(-1, order), dim=-1)
+    p = log_p.exp()
+    tails = p.flip(-1).cumsum(-1).flip(-1)
+    # The root is taken of the logarithm: √p is a normal number long after p has underflowed.
+    r = (0.5 * log_p[..., :-1]).exp() / (tails[..., :-1] * tails[..., 1:]).sqrt()
+    terms = coefficients.double() * r
+    partial_sums = torch.nn.functional.pad(terms.cumsum(-1), (1, 0))  # Σ_{k<j} u_k r_k
+    below = -p * partial_sums
+    diagonal = torch.nn.functional.pad(terms * tails[..., 1:], (0, 1))
+    return (diagonal + below).gather(-1, order.expand_as(below))
+
+
+def softmax_hessian_times(logits: Tensor, vectors: Tensor) -> Tensor:
+    """(diag(p) - ppᵀ) v for vectors ``(K, ..., C)``, in float64."""
+    p = torch.softmax(logits.detach().double(), dim=-1)
+    largest = p.argmax(-1, keepdim=True).expand(*vectors.shape[:-1], 1)
+    # A constant is in the null space: with the entry of the largest class moved to 0 nothing cancels.
+    v = vectors.double()
+    v = v - v.gather(-1, largest)
+    return p * (v - (p * v).sum(-1, keepdim=True))

@@ -1,0 +1,260 @@
+"""Losses against torch's own values, dense Hessians in float64 and arithmetic of 60 digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal, getcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spiritlevel import losses as sl
+from spiritlevel.errors import UsageError
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def randint(high: int, *shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def dense_hessians(loss: sl.Loss, outputs: Tensor, batch: Any) -> Tensor:
+    """Second derivative of each sample's loss in its outputs, (B, D, D), by autograd through the whole batch."""
+    samples, size = len(outputs), outputs[0].numel()
+    full = torch.func.hessian(lambda flat: loss.per_sample(flat.view_as(outputs), batch)[0])(outputs.reshape(-1))
+    full = full.view(samples, samples, size, samples, size)
+    return torch.stack([full[b, b, :, b] for b in range(samples)])
+
+
+def assembled(factor: sl.Factor) -> Tensor:
+    columns = factor.columns.flatten(2)
+    return torch.einsum("kb,kbi,kbj->bij", factor.signs, columns, columns) / factor.draws
+
+
+def assert_second_derivative(loss: sl.Loss, outputs: Tensor, batch: Any, tolerance: float = 1e-12) -> None:
+    expected = dense_hessians(loss, outputs, batch)
+    scale = expected.abs().max().item()
+    factor = loss.factor(outputs, batch, limit=10_000)
+    assert factor.exact
+    assert factor.draws == 1
+    assert factor.columns.shape[1:] == outputs.shape
+    assert (assembled(factor) - expected).abs().max() <= tolerance * scale
+    vectors = randn(3, *outputs.shape, seed=7)
+    product = loss.hessian_product(outputs, batch, vectors)
+    reference = torch.einsum("bij,kbj->kbi", expected, vectors.flatten(2)).view_as(vectors)
+    assert product.shape == vectors.shape
+    assert not product.requires_grad
+    assert (product - reference).abs().max() <= 10 * tolerance * scale
+
+
+def assert_total(loss: sl.Loss, outputs: Tensor, batch: Any, expected: Tensor) -> None:
+    values, weights = loss.per_sample(outputs, batch)
+    assert values.shape == weights.shape == (len(outputs),)
+    torch.testing.assert_close((values * weights).sum() / weights.sum(), expected, rtol=1e-13, atol=0)
+
+
+WEIGHTS = (0.5, 2.0, 1.25, 0.1, 3.0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("shape", ["samples", "last", "second", "image", "soft"])
+def test_cross_entropy_is_torchs(smoothing: float, weights: tuple[float, ...] | None, shape: str) -> None:
+    loss = sl.CrossEntropy(smoothing, weights)
+    outputs = {
+        "samples": randn(6, 5),
+        "last": randn(4, 3, 5),
+        "second": randn(4, 5, 3),
+        "image": randn(3, 5, 2, 3),
+        "soft": randn(6, 5),
+    }[shape]
+    if shape == "soft":
+        labels = torch.softmax(randn(6, 5, seed=2), -1)
+    else:
+        labels = randint(5, *(outputs.shape[:-1] if shape == "last" else (len(outputs), *outputs.shape[2:])))
+        labels.view(-1)[1] = -100
+        labels[2] = -100  # a whole sample that does not count
+    torch_outputs = outputs.movedim(-1, 1) if shape == "last" else outputs
+    torch_weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    expected = F.cross_entropy(torch_outputs, labels, weight=torch_weights, label_smoothing=smoothing)
+    assert_total(loss, outputs, (None, labels), expected)
+    assert_second_derivative(loss, outputs, (None, labels))
+    if shape != "soft":
+        value, weight = loss.per_sample(outputs, (None, labels))
+        assert value[2] == weight[2] == 0
+        assert loss.factor(outputs, (None, labels), limit=100).columns[:, 2].abs().max() == 0
+
+
+def test_next_token_is_the_shifted_cross_entropy() -> None:
+    outputs, labels = randn(3, 5, 5), randint(5, 3, 5)
+    labels[0, 3:] = -100
+    expected = F.cross_entropy(outputs[:, :-1].reshape(-1, 5), labels[:, 1:].reshape(-1))
+    assert_total(sl.NextToken(), outputs, {"labels": labels}, expected)
+    assert_second_derivative(sl.NextToken(), outputs, {"labels": labels})
+    _, weights = sl.NextToken().per_sample(outputs, {"labels": labels})
+    assert weights.tolist() == [2.0, 4.0, 4.0]
+
+
+def exact_softmax(logits: list[float]) -> list[Decimal]:
+    getcontext().prec = 700  # tails of e^-700 beside 1
+    exponentials = [Decimal(z).exp() for z in logits]
+    total = sum(exponentials)
+    return [e / total for e in exponentials]
+
+
+@pytest.mark.parametrize("margin", [0.0, 1.0, 14.0, 40.0, 60.0, 300.0, 700.0])
+@pytest.mark.parametrize("largest", [0, 2, 4])
+def test_confident_softmax_keeps_its_digits(margin: float, largest: int) -> None:
+    logits = randn(5, seed=3)
+    logits[largest] = logits.max() + margin
+    p = exact_softmax(logits.tolist())
+    impurity = sum(q * (1 - q) for q in p)
+    first, second = sorted(p)[:-3:-1]
+    assert sl.softmax_impurity(logits).item() == pytest.approx(float(impurity), rel=2e-13)
+    assert sl.one_minus_softmax_margin_squared(logits).item() == pytest.approx(
+        float(1 - (first - second) ** 2), rel=2e-13
+    )
+    probabilities, tails = sl.probabilities_and_tails(logits)
+    assert probabilities.tolist() == pytest.approx([float(q) for q in p], rel=2e-13)
+    assert tails.tolist() == pytest.approx([float(1 - q) for q in p], rel=2e-13)
+    factor = sl.CrossEntropy().factor(logits[None], (None, torch.tensor([1])))
+    assert factor.columns.shape == (4, 1, 5)
+    # Each entry to its own relative size, not to the size of the largest: rounding of 12 digits at e^-700.
+    for i in range(5):
+        for j in range(5):
+            entry = p[i] * (1 - p[i]) if i == j else -p[i] * p[j]
+            got = sum(Decimal(s[i].item()) * Decimal(s[j].item()) for s in factor.columns[:, 0])
+            if abs(entry) > Decimal("1e-308"):  # a product of two tails has no float64 at margin 700
+                assert abs(got - entry) <= abs(entry) * Decimal("2e-12")
+    vector = randn(5, seed=4)
+    product = sl.CrossEntropy().hessian_product(logits[None], (None, torch.tensor([1])), vector[None, None])[0, 0]
+    mean = sum(q * Decimal(v) for q, v in zip(p, vector.tolist()))
+    for got_entry, q, v in zip(product.tolist(), p, vector.tolist()):
+        assert got_entry == pytest.approx(float(q * (Decimal(v) - mean)), rel=1e-11)
+
+
+def test_the_naive_factor_would_fail_that_test() -> None:
+    logits = torch.tensor([60.0, 0.0, 1.0, -1.0], dtype=torch.float64)
+    p = torch.softmax(logits, -1)
+    naive = 1 - p.square().sum().item()
+    truth = sl.softmax_impurity(logits).item()
+    assert truth > 0
+    assert abs(naive - truth) > 0.9 * truth
+    columns = sl.CrossEntropy().factor(logits[None], (None, torch.tensor([0]))).columns
+    assert columns.square().sum().item() == pytest.approx(truth, rel=1e-12)
+
+
+def test_factor_takes_the_dtype_of_the_outputs() -> None:
+    outputs = (20 * randn(7, 4)).float()
+    labels = randint(4, 7)
+    factor = sl.CrossEntropy().factor(outputs, (None, labels))
+    assert factor.columns.dtype == torch.float32
+    expected = sl.softmax_impurity(outputs)
+    torch.testing.assert_close(factor.columns.double().square().sum((0, 2)), expected, rtol=1e-6, atol=0)
+
+
+def assert_unbiased(loss: sl.Loss, outputs: Tensor, batch: Any, draws: int = 40_000) -> None:
+    factor = loss.factor(outputs, batch, limit=1, draws=draws, generator_seed=5)
+    assert not factor.exact
+    assert factor.draws == draws
+    expected = assembled(loss.factor(outputs, batch, limit=10_000))
+    columns = factor.columns.flatten(2).unflatten(0, (draws, -1))
+    each = torch.einsum("dcb,dcbi,dcbj->dbij", factor.signs.unflatten(0, (draws, -1)), columns, columns)
+    error = each.std(0) / draws**0.5
+    assert (each.mean(0) - expected).abs().le(4.5 * error + 1e-12 * expected.abs().max()).all()
+
+
+def assert_signs_belong_to_the_sample(loss: sl.Loss, outputs: Tensor, batch_of: Callable[[Tensor], Any]) -> None:
+    everything = torch.arange(len(outputs))
+    whole = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100)
+    chosen = torch.tensor([4, 1])
+    part = loss.factor(outputs[chosen], batch_of(chosen), limit=1, draws=3, indices=chosen + 100)
+    torch.testing.assert_close(part.columns, whole.columns[:, chosen], rtol=1e-12, atol=1e-15)
+    other = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100, generator_seed=1)
+    assert not torch.allclose(other.columns, whole.columns)
+
+
+def test_cross_entropy_sketches() -> None:
+    outputs, labels = randn(5, 2, 3), randint(3, 5, 2)
+    loss = sl.CrossEntropy(0.1, (1.0, 2.0, 0.5))
+    assert_unbiased(loss, outputs, (None, labels))
+    assert_signs_belong_to_the_sample(loss, outputs, lambda chosen: (None, labels[chosen]))
+
+
+def test_index_signs_are_balanced_and_uncorrelated() -> None:
+    signs = sl.index_signs(3, 4, torch.arange(500), 130)
+    assert signs.shape == (4, 500, 130)
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert signs.mean().abs() < 4 / signs.numel() ** 0.5
+    for axis in range(3):
+        neighbours = signs.narrow(axis, 1, signs.shape[axis] - 1) * signs.narrow(axis, 0, signs.shape[axis] - 1)
+        assert neighbours.mean().abs() < 4 / neighbours.numel() ** 0.5
+    columns = signs.permute(2, 0, 1).flatten(1)
+    correlations = (columns @ columns.T / columns.shape[1]).fill_diagonal_(0)
+    assert correlations.abs().max() < 5.5 / columns.shape[1] ** 0.5
+    torch.testing.assert_close(sl.index_signs(3, 4, torch.tensor([77]), 65)[:, 0], signs[:, 77, :65], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch", "words"),
+    [
+        (randn(3, 4), (None, torch.tensor([0, 7, 1])), "label 7 at sample 1.*4 classes"),
+        (randn(3, 4), (None, torch.tensor([0, 1, -1])), "label -1 at sample 2"),
+        (randn(3, 4, 2), (None, torch.tensor([[0, 1], [1, 9], [1, 1]])), "label 9 at sample 1, position 1"),
+        (randn(3, 4), (None, torch.zeros(3)), "float32.*integer class indices"),
+        (randn(3, 4), (None, torch.zeros(3, 1, dtype=torch.int64)), r"\(3, 1\).*\(3, 4\)"),
+        (randn(3, 4, 4), (None, torch.zeros(3, 4, dtype=torch.int64)), "class_axis=1"),
+        (randn(3), (None, torch.zeros(3, dtype=torch.int64)), "binary_cross_entropy"),
+        (randn(3, 1), (None, torch.zeros(3, dtype=torch.int64)), "binary_cross_entropy"),
+        (randn(3, 4), {"x": 1}, "no labels"),
+        (randn(3, 4), (None,), "second entry"),
+        (randn(3, 4), randn(3, 4), "second entry"),
+    ],
+)
+def test_cross_entropy_says_what_is_wrong(outputs: Tensor, batch: Any, words: str) -> None:
+    for call in (sl.CrossEntropy().per_sample, sl.CrossEntropy().factor):
+        with pytest.raises(UsageError, match=words):
+            call(outputs, batch)
+
+
+def test_class_axis_decides_a_square() -> None:
+    outputs, labels = randn(3, 4, 4), randint(4, 3, 4)
+    assert_total(sl.CrossEntropy(class_axis=1), outputs, (None, labels), F.cross_entropy(outputs, labels))
+    assert_second_derivative(sl.CrossEntropy(class_axis=1), outputs, (None, labels))
+    assert_total(sl.CrossEntropy(class_axis=-1), outputs, (None, labels), F.cross_entropy(outputs.mT, labels))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"label_smoothing": -0.1},
+        {"class_axis": 2},
+        {"class_weights": (1.0, -1.0)},
+        {"class_weights": (1.0, 0.0), "label_smoothing": 0.1},
+    ],
+)
+def test_cross_entropy_refuses_impossible_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        sl.CrossEntropy(**settings)
+
+
+def test_class_weights_of_the_wrong_length() -> None:
+    with pytest.raises(UsageError, match=r"2 entries.*4 classes"):
+        sl.CrossEntropy(class_weights=(1.0, 2.0)).per_sample(randn(3, 4), (None, randint(4, 3)))
+
+
+def test_equal_losses_are_equal() -> None:
+    assert sl.CrossEntropy(class_weights=torch.tensor([1.0, 2.0])) == sl.CrossEntropy(class_weights=[1.0, 2.0])
+    assert len({sl.CrossEntropy(class_weights=torch.tensor([1.0, 2.0])), sl.CrossEntropy(class_weights=(1, 2))}) == 1
+
+
+def test_labels_from_dicts_and_lists() -> None:
+    labels = torch.tensor([1, 0])
+    assert sl.labels_of({"y": [1, 0], "x": 3}).tolist() == [1, 0]
+    assert sl.labels_of({"y": labels + 5, "label": labels}).tolist() == [1, 0]
+    assert sl.labels_of([None, labels, "extra"]) is labels
