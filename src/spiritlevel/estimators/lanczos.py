@@ -209,13 +209,16 @@ def fresh_direction(basis: Tensor, generator: torch.Generator) -> Tensor:
             return draw / length(draw)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, the precision scalars are accumulated in (float32 on MPS, which has no other)."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
 def inner_product(left: Tensor, right: Tensor) -> float:
-    """Return the inner product of two vectors, accumulated in float64 where the device has it."""
-    wide = torch.float32 if left.device.type == "mps" else torch.float64
-    return float(torch.dot(left.to(wide), right.to(wide)))
+    """Return the inner product of two vectors, accumulated in float64."""
+    return float(torch.dot(wide(left), wide(right)))
 
 
 def length(vector: Tensor) -> float:
-    """Return the Euclidean length of a vector, accumulated in float64 where the device has it."""
-    wide = torch.float32 if vector.device.type == "mps" else torch.float64
-    return float(torch.linalg.vector_norm(vector, dtype=wide))
+    """Return the Euclidean length of a vector, accumulated in float64."""
+    return float(torch.linalg.vector_norm(wide(vector)))

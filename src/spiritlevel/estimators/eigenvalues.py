@@ -1,0 +1,243 @@
+"""Eigenpairs at an end of the spectrum, each with the residual of an actual product as its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import UsageError
+from spiritlevel.estimators.lanczos import (
+    BREAKDOWN_ROUNDINGS,
+    Matvec,
+    checked_product,
+    fresh_direction,
+    inner_product,
+    length,
+    orthogonalised,
+    wide,
+)
+from spiritlevel.estimators.probes import seeded_generator
+
+Which = Literal["largest", "smallest", "magnitude"]
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Approximate eigenpairs in the order asked for, with ||A v - value v|| measured by a product with each vector.
+
+    An eigenvalue of A lies in every certificate interval [value - residual, value + residual].  That it is the
+    largest, or the second largest, no residual can prove: the random start block makes it so with probability one in
+    exact arithmetic, and copies of a multiple eigenvalue are found up to the width of the block.
+    """
+
+    values: Tensor  # (k,) float64 on the CPU
+    vectors: Tensor  # (P, k), unit columns
+    residuals: Tensor  # (k,) float64 on the CPU
+    status: Literal["ok", "budget_spent"]
+    sweeps: int  # calls of the matrix product
+    products: int  # columns multiplied in all
+
+    @property
+    def intervals(self) -> Tensor:
+        """The certificate intervals, (k, 2)."""
+        return torch.stack([self.values - self.residuals, self.values + self.residuals], dim=1)
+
+
+def top_eigenpairs(
+    matvec: Matvec,
+    size: int,
+    k: int = 1,
+    which: Which = "largest",
+    *,
+    tolerance: float = 1e-3,
+    max_sweeps: int = 200,
+    block: int | None = None,
+    max_basis: int | None = None,
+    start: Tensor | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    basis_device: torch.device | str | None = None,
+    callback: Callable[[int, Tensor, Tensor], bool | None] | None = None,
+) -> Eigenpairs:
+    """Find the k largest, smallest or largest-in-magnitude eigenpairs of a symmetric matrix of order ``size``.
+
+    Block Krylov with thick restart (Wu and Simon 2000): ``block`` columns a sweep (default wider than k), a basis of at
+    most ``max_basis`` vectors, of which the best Ritz vectors survive a restart.  Done when the residual of every pair
+    asked for, measured by one more product, is at most ``tolerance`` times the largest Ritz value in magnitude;
+    otherwise ``max_sweeps`` products are spent and the status says so, and the residuals say how far it came.
+    ``start`` (P, any number of columns) is filled up with random columns to the width of the block.  ``callback`` sees
+    (sweeps, values, residuals by recurrence) after each sweep and stops the search by returning True.
+    """
+    if which not in get_args(Which):
+        raise UsageError(f"which must be one of {', '.join(get_args(Which))}; found {which!r}.")
+    if not 1 <= k <= size:
+        raise UsageError(f"k must lie between 1 and the order of the matrix, {size}; found {k}.")
+    if max_sweeps < 2 or tolerance <= 0:
+        raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
+    block = min(size, block if block is not None else min(2 * k, k + 2))
+    if block < 1:
+        raise UsageError(f"block must be at least 1; found {block}.")
+    if start is not None:
+        if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
+            raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
+        block = min(size, max(block, start.shape[1]))
+    limit = max_basis if max_basis is not None else max(6 * block, 2 * k + 24)
+    if limit < k + 2 * block and limit < size:
+        raise UsageError(f"max_basis must hold k + 2 block = {k + 2 * block} vectors; found {limit}.")
+
+    search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
+    search.expand(search.start_block(start, block))
+    best = torch.full((k,), torch.inf, dtype=torch.float64)
+    while True:
+        values, expected, scale = search.ritz()
+        stop = callback is not None and bool(callback(search.sweeps, values, expected))
+        last = stop or search.sweeps + 1 >= max_sweeps
+        if search.full or last or bool((expected <= tolerance * scale).all()):
+            pairs = search.measured(tolerance)
+            # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
+            stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
+            if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
+                return pairs
+            best = pairs.residuals
+        search.expand(search.next_block(block))
+
+
+class _Search:
+    """An orthonormal basis V (rows), the projection T = V A V^T, and the part of A V that left the basis."""
+
+    def __init__(
+        self,
+        matvec: Matvec,
+        size: int,
+        k: int,
+        which: Which,
+        limit: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        basis_device: torch.device | str | None,
+        seed: int,
+    ) -> None:
+        self.matvec, self.size, self.k, self.which, self.limit = matvec, size, k, which, limit
+        self.device = device
+        self.home = torch.device(basis_device) if basis_device is not None else device
+        self.basis = torch.zeros(limit, size, dtype=dtype, device=self.home)
+        self.held = 0
+        self.projection = torch.zeros(limit, limit, dtype=torch.float64)
+        self.remainder = torch.zeros(0, size, dtype=dtype, device=self.home)  # of the last block's products
+        self.scale = 0.0
+        self.seed, self.sweeps, self.products, self.draws = seed, 0, 0, 0
+        self.eps = torch.finfo(dtype).eps
+
+    @property
+    def full(self) -> bool:
+        """Whether the basis spans the whole space, so that the projection is the matrix."""
+        return self.held == self.size
+
+    def start_block(self, start: Tensor | None, block: int) -> Tensor:
+        return self._orthonormal(self.remainder if start is None else start.T.to(self.basis), block)
+
+    def next_block(self, block: int) -> Tensor:
+        """Return the directions that left the basis, made orthonormal; a full basis is first cut to its best part."""
+        values, vectors, _ = self._decomposed()
+        if self.held + block > self.limit and self.held < self.size and self.limit < self.size:
+            keep = min(self.held - 1, self.k + (self.limit - self.k - block) // 2)
+            order = self._order(values)[:keep]
+            self.basis[:keep] = vectors[:, order].T.to(self.basis) @ self.basis[: self.held]
+            self.projection.zero_()
+            self.projection[:keep, :keep] = torch.diag(values[order])
+            self.held = keep
+        # Remainders of rounding size mean an exhausted Krylov space: random directions take their place.
+        return self._orthonormal(self.remainder, block, BREAKDOWN_ROUNDINGS * self.eps * self.scale)
+
+    def expand(self, rows: Tensor) -> None:
+        """Multiply the new rows behind the basis, take them into it and keep what of their products left it."""
+        first, self.held = self.held, self.held + rows.shape[0]
+        known = self.basis[: self.held]
+        product = self._product(rows)
+        coupling = (known @ product.T).cpu().double()  # (held, new)
+        self.projection[: self.held, first : self.held] = coupling
+        self.projection[first : self.held, : self.held] = coupling.T
+        for column, (row, image) in enumerate(zip(rows, product, strict=True)):
+            self.projection[first + column, first + column] = inner_product(row, image)
+            self.scale = max(self.scale, length(image))
+        for _ in range(2):
+            product = product - (product @ known.T) @ known
+        self.remainder = product
+
+    def ritz(self) -> tuple[Tensor, Tensor, float]:
+        """Return the wanted Ritz values, their residuals by the recurrence and the largest magnitude of all."""
+        values, _, residuals = self._decomposed()
+        order = self._order(values)[: self.k]
+        missing = self.k - len(order)  # a block narrower than k: the search has only begun
+        nothing = torch.full((missing,), torch.nan, dtype=torch.float64)
+        return (
+            torch.cat([values[order], nothing]),
+            torch.cat([residuals[order], nothing]),
+            float(values.abs().max()),
+        )
+
+    def measured(self, tolerance: float) -> Eigenpairs:
+        """Multiply the wanted Ritz vectors and return them with Rayleigh quotients and residuals of that product."""
+        values, vectors, _ = self._decomposed()
+        order = self._order(values)[: self.k]
+        rows = vectors[:, order].T.to(self.basis) @ self.basis[: self.held]
+        rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        images = self._product(rows)
+        quotients, residuals = [], []
+        for row, image in zip(rows, images, strict=True):
+            quotient = inner_product(row, image) / inner_product(row, row)
+            quotients.append(quotient)
+            residuals.append(length(wide(image) - quotient * wide(row)) / length(row))
+        found = torch.tensor(quotients, dtype=torch.float64)
+        errors = torch.tensor(residuals, dtype=torch.float64)
+        order = self._order(found)
+        found, errors, rows = found[order], errors[order], rows[order.to(rows.device)]
+        scale = max(float(values.abs().max()), float(found.abs().max()))
+        status: Literal["ok", "budget_spent"] = "ok" if len(found) == self.k else "budget_spent"
+        if bool((errors > tolerance * scale).any()):
+            status = "budget_spent"
+        return Eigenpairs(found, rows.T.to(self.device), errors, status, self.sweeps, self.products)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        self.sweeps += 1
+        self.products += rows.shape[0]
+        return checked_product(self.matvec, rows.to(self.device).T).T.to(self.home)
+
+    def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues of T, its eigenvectors and ||A y - theta y|| of each Ritz pair by the recurrence."""
+        values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
+        left = self.remainder / (self.scale or 1.0)  # of order one: squares cannot underflow
+        gram = (left @ left.T).cpu().double() * self.scale**2
+        last = vectors[self.held - len(gram) :]  # only the newest block's products leave the basis
+        return values, vectors, torch.einsum("im,ij,jm->m", last, gram, last).clamp_min(0).sqrt()
+
+    def _order(self, values: Tensor) -> Tensor:
+        key = {"largest": -values, "smallest": values, "magnitude": -values.abs()}[self.which]
+        return key.argsort()
+
+    def _orthonormal(self, rows: Tensor, count: int, negligible: float = 0.0) -> Tensor:
+        """Return ``count`` orthonormal rows orthogonal to the basis: the given ones, then fresh random ones.
+
+        They are written into the basis behind the rows held, so that no second copy of it is ever needed.
+        """
+        done, end = self.held, min(self.held + count, self.limit)
+        for row in rows:
+            before = length(row)
+            if done == end or before <= negligible:
+                continue
+            new = orthogonalised(row / before, self.basis[:done])
+            left = length(new)
+            if left * before > negligible and left > 100 * self.eps:
+                new = orthogonalised(new / left, self.basis[:done])
+                self.basis[done] = new / length(new)
+                done += 1
+        while done < end:
+            self.draws += 1
+            self.basis[done] = fresh_direction(self.basis[:done], seeded_generator(self.seed, self.draws))
+            done += 1
+        return self.basis[self.held : end]
