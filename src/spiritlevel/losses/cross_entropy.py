@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ class CrossEntropy(Loss):
     smoothing and the class weights enter through the scalar s alone.
     """
 
-    name: ClassVar[str] = "cross_entropy"
+    name: str = field(default="cross_entropy", init=False, repr=False)
     label_smoothing: float = 0.0
     class_weights: Sequence[float] | Tensor | None = None
     ignore_index: int = -100
@@ -193,7 +192,7 @@ class CrossEntropy(Loss):
 class NextToken(Loss):
     """Cross-entropy of the outputs ``(B, T, C)`` at position t against the label ``(B, T)`` at t + 1."""
 
-    name: ClassVar[str] = "next_token"
+    name: str = field(default="next_token", init=False, repr=False)
     ignore_index: int = -100
 
     def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
