@@ -1,0 +1,121 @@
+"""Finding the weights inside what was unpickled: a state dict, or a whole module, on its own or under an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.safe_pickle import ArrayRecord, Placeholder, placeholder_parts
+from spiritlevel.torch_files import TensorRecord, UnreadableTensor
+
+WEIGHT_ENTRIES = ("state_dict", "model_state_dict", "model", "net")
+# Averaged weights are another network than the one trained: they are taken only when asked for.
+AVERAGED_ENTRIES = ("ema", "state_dict_ema", "model_ema")
+_DEPTH = 4
+
+Record = TensorRecord | UnreadableTensor | ArrayRecord
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """The named tensors of a file, the entry they lie under, and the other entries that hold weights too."""
+
+    records: dict[str, Record]
+    key: str | None
+    whole_module: bool
+    other_keys: tuple[str, ...]
+
+
+def find_weights(root: object, key: str | None, path: object) -> FoundWeights:
+    """Return the weights under a key such as ``"ema.state_dict"``, or without one those of the usual entries."""
+    value = root if key is None else _descend(root, key, path)
+    found = _search(value, _DEPTH)
+    others = tuple(name for name, child in _children(root).items() if _is_container(child) and _search(child, _DEPTH))
+    if found is None:
+        where = path if key is None else f"entry {key!r} of {path}"
+        hint = f"give one of {_listed(others)} as key" if others else "save model.state_dict() with torch.save"
+        raise (SpiritlevelError if key is None else UsageError)(
+            f"{where} holds no weights (it has {_listed(_children(value)) or 'no named entries'}); {hint}"
+        )
+    records, inner, whole_module = found
+    taken = ".".join(part for part in (key, *inner) if part) or None
+    unused = tuple(name for name in others if taken is None or taken.split(".")[0] != name)
+    return FoundWeights(records, taken, whole_module, unused)
+
+
+def _descend(value: object, key: str, path: object) -> object:
+    """Follow a dotted key; an entry whose own name has dots is preferred to a path through shorter ones."""
+    remaining = key.split(".")
+    while remaining:
+        children = _children(value)
+        for length in range(len(remaining), 0, -1):
+            name = ".".join(remaining[:length])
+            if name in children:
+                value, remaining = children[name], remaining[length:]
+                break
+        else:
+            near = near_names(".".join(remaining), children)
+            raise UsageError(f"{path} has no entry {key!r}{near or '; it has ' + (_listed(children) or 'no entries')}")
+    return value
+
+
+def _search(value: object, depth: int) -> tuple[dict[str, Record], tuple[str, ...], bool] | None:
+    """Return the weights in a value, the entries that lead to them, and whether they come from a whole module."""
+    if _is_module(value):
+        records = dict(_module_records(value, "", ()))
+        return (records, (), True) if records else None
+    children = _children(value) if _is_container(value) else {}
+    for entry in WEIGHT_ENTRIES if depth else ():
+        found = _search(children.get(entry), depth - 1)
+        if found is not None:
+            return found[0], (entry, *found[1]), found[2]
+    # What is no tensor (a step count, extra state) is no weight; if the model needs the name it will be missed.
+    records = {name: child for name, child in children.items() if isinstance(child, Record)}
+    return (records, (), False) if records else None
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, dict | Placeholder)
+
+
+def _children(value: object) -> dict[str, Any]:
+    """Return the named parts of a dictionary, a module, another object or a list."""
+    if isinstance(value, dict):
+        return {name: child for name, child in value.items() if isinstance(name, str)}
+    if isinstance(value, Placeholder):
+        parts = placeholder_parts(value)
+        return {**parts, **_children(parts["_modules"])} if _is_module(value) else parts
+    if isinstance(value, list | tuple):
+        return {str(index): child for index, child in enumerate(value)}
+    return {}
+
+
+def _is_module(value: object) -> bool:
+    """Say whether a placeholder has the state of a ``torch.nn.Module``."""
+    if not isinstance(value, Placeholder):
+        return False
+    parts = placeholder_parts(value)
+    return all(isinstance(parts.get(name), dict) for name in ("_parameters", "_buffers", "_modules"))
+
+
+def _module_records(module: Any, prefix: str, inside: tuple[int, ...]) -> Iterator[tuple[str, Record]]:
+    """Yield the names and tensors that ``state_dict()`` of a pickled module would have."""
+    if id(module) in inside:
+        raise SpiritlevelError(f"the module saved in the file contains itself at {prefix!r}, so it is damaged")
+    parts = placeholder_parts(module)
+    hidden = parts.get("_non_persistent_buffers_set")
+    for group, left_out in (("_parameters", ()), ("_buffers", hidden if isinstance(hidden, set) else ())):
+        for name, record in parts[group].items():
+            if isinstance(name, str) and isinstance(record, Record) and name not in left_out:
+                yield prefix + name, record
+    for name, child in parts["_modules"].items():
+        if isinstance(name, str) and _is_module(child):
+            yield from _module_records(child, f"{prefix}{name}.", (*inside, id(module)))
+
+
+def _listed(names: Any, most: int = 8) -> str:
+    """Return the first names of a collection, separated by commas."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
