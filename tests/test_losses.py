@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal, localcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -188,6 +188,23 @@ def test_cross_entropy_sketches() -> None:
     loss = sl.CrossEntropy(0.1, (1.0, 2.0, 0.5))
     assert_unbiased(loss, outputs, (None, labels))
     assert_signs_belong_to_the_sample(loss, outputs, lambda chosen: (None, labels[chosen]))
+
+
+def test_draws_taken_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, batch = randn(5, 2, 3), (None, randint(3, 5, 2))
+    whole = sl.CrossEntropy().factor(outputs, batch, limit=1, draws=7).columns
+    monkeypatch.setattr("spiritlevel.losses.cross_entropy.ENTRIES_AT_ONCE", 2 * outputs.numel())
+    torch.testing.assert_close(sl.CrossEntropy().factor(outputs, batch, limit=1, draws=7).columns, whole)
+    assert whole.flatten(1).unique(dim=0).shape[0] == 7
+    with pytest.raises(UsageError, match="0 draws"):
+        sl.CrossEntropy().factor(outputs, batch, draws=0, limit=1)
+
+
+def test_cross_entropy_of_several_networks_at_once() -> None:
+    outputs, labels = randn(3, 6, 5), randint(5, 6)
+    together = torch.func.vmap(lambda f: sl.CrossEntropy(0.1, WEIGHTS).per_sample(f, (None, labels))[0])(outputs)
+    each = torch.stack([sl.CrossEntropy(0.1, WEIGHTS).per_sample(f, (None, labels))[0] for f in outputs])
+    torch.testing.assert_close(together, each)
 
 
 def test_index_signs_are_balanced_and_uncorrelated() -> None:
@@ -397,6 +414,26 @@ def test_callable_loss_is_formed_in_float64() -> None:
     assert factor.columns.dtype == torch.float32
     assert factor.columns.double().square().sum().item() == pytest.approx(truth, rel=1e-5)
     assert sl.CallableLoss(with_constant).factor(0.1 * outputs, (None, labels)).exact
+
+
+class Pair(NamedTuple):
+    inputs: Any
+    target: Tensor
+
+
+@pytest.mark.parametrize("container", ["named tuple", "list", "dict"])
+def test_callable_loss_sees_its_own_kind_of_batch(container: str) -> None:
+    outputs, target = randn(3, 4).float(), randn(3, 4, seed=2).float()
+    kinds: dict[str, tuple[Any, Callable[[Any], Tensor]]] = {
+        "named tuple": (Pair(None, target), lambda batch: batch.target),
+        "list": ([None, target], lambda batch: batch.copy()[1]),
+        "dict": ({"target": target}, lambda batch: batch["target"]),
+    }
+    batch, target_of = kinds[container]
+    loss = sl.CallableLoss(lambda f, b: F.mse_loss(f, target_of(b), reduction="none").sum(1))
+    expected = 2 * torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
+    torch.testing.assert_close(assembled(loss.factor(outputs, batch)).double(), expected, rtol=1e-6, atol=1e-6)
+    assert target_of(batch).dtype == torch.float32
 
 
 def test_callable_loss_linear_in_the_outputs_has_no_curvature() -> None:

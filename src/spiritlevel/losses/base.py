@@ -87,6 +87,14 @@ def labels_of(batch: Batch) -> Tensor:
     return found if isinstance(found, Tensor) else torch.as_tensor(found)
 
 
+def draw_count(draws: int | None, limit: int) -> int:
+    """Number of sketches to draw: as asked, else as many as an exact factor may have columns."""
+    count = limit if draws is None else draws
+    if count < 1:
+        raise UsageError(f"The second derivative of the loss cannot be sampled with {count} draws: ask for at least 1.")
+    return count
+
+
 def sample_indices(outputs: Tensor, indices: Tensor | None) -> Tensor:
     """Indices of the batch's samples in the data set, 0..B-1 where none are given."""
     if indices is None:

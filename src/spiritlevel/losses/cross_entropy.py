@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
-from .base import Batch, Factor, Loss, labels_of, sample_indices
+from .base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
 from .signs import index_signs
 from .softmax import softmax_factor_times, softmax_hessian_times
+
+# Output entries, over samples and draws, that are held in float64 at one time when sketching.
+ENTRIES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,23 @@ class CrossEntropy(Loss):
         samples, positions, classes = logits.shape
         count = positions * (classes - 1)
         exact = count <= limit
+        root = self._curvature(logits, labels).sqrt()
         if exact:
             # Column (t, k) has the coefficient 1 at position t, class k.
             unit = torch.eye(count, dtype=torch.float64, device=logits.device)
             coefficients = unit.view(count, 1, positions, classes - 1).expand(count, samples, positions, classes - 1)
+            columns = (softmax_factor_times(logits, coefficients) * root).to(outputs.dtype)
         else:
-            signs = index_signs(generator_seed, draws or limit, sample_indices(outputs, indices), count)
-            coefficients = signs.unflatten(-1, (positions, classes - 1))
-        columns = softmax_factor_times(logits, coefficients) * self._curvature(logits, labels).sqrt()
+            # With a large vocabulary the float64 copies of all draws together would not fit: a few draws at a time.
+            total, chosen = draw_count(draws, limit), sample_indices(outputs, indices)
+            at_once = max(1, ENTRIES_AT_ONCE // logits.numel())
+            columns = torch.empty(total, *logits.shape, dtype=outputs.dtype, device=outputs.device)
+            for first, part in enumerate(columns.split(at_once)):
+                signs = index_signs(generator_seed, len(part), chosen, count, first_draw=first * at_once)
+                coefficients = signs.unflatten(-1, (positions, classes - 1))
+                part.copy_(softmax_factor_times(logits, coefficients) * root)
         return Factor(
-            columns=_restore(columns, outputs, axis).to(outputs.dtype),
+            columns=_restore(columns, outputs, axis),
             signs=torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device),
             psd=True,
             exact=exact,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpiritlevelError, UsageError
-from .base import Batch, Factor, Loss, sample_indices
+from .base import Batch, Factor, Loss, draw_count, sample_indices
 from .indefinite import eigen_columns, signed_roots
 from .signs import index_signs
 
@@ -92,7 +93,7 @@ class CallableLoss(Loss):
             columns, signs = eigen_columns(matrices)
             draws = 1
         else:
-            draws = draws or limit
+            draws = draw_count(draws, limit)
             probes = index_signs(generator_seed, draws, sample_indices(outputs, indices), count)
             halves = [torch.einsum("bij,dbj->dbi", root, probes) for root in signed_roots(matrices)]
             columns = torch.stack(halves, 1).flatten(0, 1)
@@ -139,8 +140,12 @@ def _in_float64(batch: Any) -> Any:
     """The batch with its floating-point tensors in float64, so that they mix with float64 outputs."""
     if isinstance(batch, Tensor):
         return batch.double() if batch.is_floating_point() else batch
-    if isinstance(batch, Mapping):
-        return {key: _in_float64(value) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):
+        # A copy of its own type: some batches are read by attribute.
+        converted = copy.copy(batch)
+        converted.update({key: _in_float64(value) for key, value in batch.items()})
+        return converted
     if isinstance(batch, (tuple, list)):
-        return tuple(_in_float64(value) for value in batch)
+        make = getattr(type(batch), "_make", type(batch))  # a named tuple takes its fields through _make
+        return make([_in_float64(value) for value in batch])
     return batch

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
-from .base import Batch, Factor, Loss, labels_of, sample_indices
+from .base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
 from .signs import index_signs
 
 
@@ -40,7 +40,7 @@ class _Elementwise(Loss):
             unit = torch.eye(count, dtype=torch.float64, device=root.device)
             coefficients = unit.view(count, 1, *root.shape[1:])
         else:
-            signs = index_signs(generator_seed, draws or limit, sample_indices(outputs, indices), count)
+            signs = index_signs(generator_seed, draw_count(draws, limit), sample_indices(outputs, indices), count)
             coefficients = signs.view(-1, *root.shape)
         columns = (coefficients * root).to(outputs.dtype)
         signs_of_columns = torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device)

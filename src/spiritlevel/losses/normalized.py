@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpiritlevelError, UsageError
-from .base import Batch, Factor, Loss, labels_of, sample_indices
+from .base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
 from .cross_entropy import CrossEntropy
 from .indefinite import eigen_columns
 from .signs import index_signs
@@ -73,7 +73,7 @@ class NormalizedCrossEntropy(Loss):
             rows = self.hessian_product(outputs, batch, unit[:, None].expand(classes, samples, classes))
             columns, signs = eigen_columns(rows.transpose(0, 1))
             return Factor(columns.to(outputs.dtype), signs.to(outputs.dtype), psd=False, exact=True)
-        draws = draws or limit
+        draws = draw_count(draws, limit)
         parts = self._parts(outputs, batch)
         chosen = sample_indices(outputs, indices)
         first, second, last = index_signs(generator_seed, draws, chosen, 2 * classes).split(

@@ -31,15 +31,16 @@ def _absorb(state: Tensor, value: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def index_signs(seed: int, draws: int, indices: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Signs ±1 of shape ``(draws, B, count)``, each a function of (seed, draw, sample index, position) alone.
+def index_signs(seed: int, draws: int, indices: Tensor, count: int, *, first_draw: int = 0) -> Tensor:
+    """Signs ±1 ``(draws, B, count)`` in float64, each a function of (seed, draw, sample index, position) alone.
 
-    Integer arithmetic is the same on every device, so the signs are made where the indices are.
+    Integer arithmetic is the same on every device, so the signs are made where the indices are. ``first_draw`` is the
+    number of the first draw, for those who take them in several calls.
     """
     device = indices.device
     state = _absorb(torch.zeros((), dtype=torch.int64, device=device), torch.tensor(seed, device=device))
-    state = _absorb(state, torch.arange(draws, device=device)[:, None])
+    state = _absorb(state, torch.arange(first_draw, first_draw + draws, device=device)[:, None])
     state = _absorb(state, indices[None].to(torch.int64))
     words = _absorb(state[..., None], torch.arange(-(-count // _WORD), device=device))
     bits = (words[..., None] >> torch.arange(_WORD, device=device)) & 1
-    return bits.flatten(-2)[..., :count].to(dtype) * 2 - 1
+    return bits.flatten(-2)[..., :count].double() * 2 - 1
