@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_residual_networks_run_and_reach_every_parameter(name: str, args: dict[s
 
 
 def test_a_zero_residual_leaves_the_identity() -> None:
-    block = nets.build("wrn28_10", seed=0, depth=16, width=1)[2]  # the second block of the first stage
+    block: Any = list(nets.build("wrn28_10", seed=0, depth=16, width=1).children())[2]  # the second block of the first stage
     with torch.no_grad():
         block.residual[-1].weight.zero_()
         block.residual[-1].bias.zero_()
@@ -107,10 +108,10 @@ STD = {
 
 @pytest.mark.parametrize("how", list(nets.INITIALISATIONS))
 def test_initialisations_have_their_stated_spread_and_zero_biases(how: str) -> None:
-    model = nets.initialise(nets.build("fcnbn", seed=0), how, seed=1)
+    model: Any = nets.initialise(nets.build("fcnbn", seed=0), how, seed=1)
     layer, norm = model[1], model[2]
     assert float(layer.weight.detach().std()) == pytest.approx(STD[how], rel=0.02)
     assert float(layer.bias.detach().abs().max()) == 0.0
     assert torch.equal(norm.weight, torch.ones(512))
-    again = nets.initialise(nets.build("fcnbn", seed=5), how, seed=1)
+    again: Any = nets.initialise(nets.build("fcnbn", seed=5), how, seed=1)
     assert torch.equal(again[1].weight, layer.weight)

