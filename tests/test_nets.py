@@ -54,7 +54,7 @@ def test_residual_networks_run_and_reach_every_parameter(name: str, args: dict[s
 
 
 def test_a_zero_residual_leaves_the_identity() -> None:
-    block: Any = list(nets.build("wrn28_10", seed=0, depth=16, width=1).children())[2]  # the second block of the first stage
+    block: Any = list(nets.build("wrn28_10", seed=0, depth=16, width=1).children())[2]  # second block, first stage
     with torch.no_grad():
         block.residual[-1].weight.zero_()
         block.residual[-1].bias.zero_()
