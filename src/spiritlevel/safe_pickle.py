@@ -211,6 +211,8 @@ def _data_names() -> dict[tuple[str, str], object]:
         for kind in (set, frozenset, list, tuple, dict, complex):
             names[module, kind.__name__] = StandIn(kind.__name__, kind)
         names[module, "bytearray"] = StandIn("bytearray", _byte_array)
+        # Python 3 writes empty bytes into old protocols as a call without arguments.
+        names[module, "bytes"] = StandIn("bytes", lambda *content: bytes(_byte_array(*content)))
     return names
 
 

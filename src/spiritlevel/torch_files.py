@@ -151,7 +151,10 @@ class TorchFile:
                 f"{name} is a tensor of a kind that is not read ({record.kind}); save the weights as dense tensors"
             )
         if isinstance(record, ArrayRecord):
-            return torch.as_tensor(record.resolve())
+            try:
+                return torch.as_tensor(record.resolve())
+            except (SpiritlevelError, TypeError, ValueError) as error:
+                raise SpiritlevelError(f"{name} is an array that is not read: {in_words(error)}") from error
         storage = record.storage
         dtype = storage.dtype if record.dtype is None and isinstance(storage, StorageRecord) else record.dtype
         if not isinstance(storage, StorageRecord) or not isinstance(dtype, torch.dtype):
