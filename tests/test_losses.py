@@ -119,13 +119,13 @@ def test_confident_softmax_keeps_its_digits(margin: float, largest: int) -> None
 def check_against_exact_softmax(logits: Tensor, p: list[Decimal]) -> None:
     impurity = sum(q * (1 - q) for q in p)
     first, second = sorted(p)[:-3:-1]
-    assert sl.softmax_impurity(logits).item() == pytest.approx(float(impurity), rel=2e-13)
+    assert sl.softmax_impurity(logits).item() == pytest.approx(float(impurity), rel=2e-13, abs=0)
     assert sl.one_minus_softmax_margin_squared(logits).item() == pytest.approx(
-        float(1 - (first - second) ** 2), rel=2e-13
+        float(1 - (first - second) ** 2), rel=2e-13, abs=0
     )
     probabilities, tails = sl.probabilities_and_tails(logits)
-    assert probabilities.tolist() == pytest.approx([float(q) for q in p], rel=2e-13)
-    assert tails.tolist() == pytest.approx([float(1 - q) for q in p], rel=2e-13)
+    assert probabilities.tolist() == pytest.approx([float(q) for q in p], rel=2e-13, abs=0)
+    assert tails.tolist() == pytest.approx([float(1 - q) for q in p], rel=2e-13, abs=0)
     factor = sl.CrossEntropy().factor(logits[None], (None, torch.tensor([1])))
     assert factor.columns.shape == (4, 1, 5)
     # Each entry to its own relative size, not to the size of the largest: rounding of 12 digits at e^-700.
@@ -139,7 +139,7 @@ def check_against_exact_softmax(logits: Tensor, p: list[Decimal]) -> None:
     product = sl.CrossEntropy().hessian_product(logits[None], (None, torch.tensor([1])), vector[None, None])[0, 0]
     mean = sum(q * Decimal(v) for q, v in zip(p, vector.tolist()))
     for got_entry, q, v in zip(product.tolist(), p, vector.tolist()):
-        assert got_entry == pytest.approx(float(q * (Decimal(v) - mean)), rel=1e-11)
+        assert got_entry == pytest.approx(float(q * (Decimal(v) - mean)), rel=1e-11, abs=0)
 
 
 def test_the_naive_factor_would_fail_that_test() -> None:
@@ -150,7 +150,7 @@ def test_the_naive_factor_would_fail_that_test() -> None:
     assert truth > 0
     assert abs(naive - truth) > 0.9 * truth
     columns = sl.CrossEntropy().factor(logits[None], (None, torch.tensor([0]))).columns
-    assert columns.square().sum().item() == pytest.approx(truth, rel=1e-12)
+    assert columns.square().sum().item() == pytest.approx(truth, rel=1e-12, abs=0)
 
 
 def test_factor_takes_the_dtype_of_the_outputs() -> None:
@@ -301,7 +301,7 @@ def test_binary_cross_entropy_keeps_its_digits() -> None:
         with localcontext() as context:
             context.prec = 400
             tail = 1 / (1 + Decimal(margin).exp())
-            assert got == pytest.approx(float(tail * (1 - tail)), rel=2e-13)
+            assert got == pytest.approx(float(tail * (1 - tail)), rel=2e-13, abs=0)
 
 
 def test_one_logit_takes_labels_of_either_shape() -> None:
@@ -412,7 +412,7 @@ def test_callable_loss_is_formed_in_float64() -> None:
     truth = sl.softmax_impurity(outputs).item()
     factor = sl.CallableLoss(plain).factor(outputs, (None, labels))
     assert factor.columns.dtype == torch.float32
-    assert factor.columns.double().square().sum().item() == pytest.approx(truth, rel=1e-5)
+    assert factor.columns.double().square().sum().item() == pytest.approx(truth, rel=1e-5, abs=0)
     assert sl.CallableLoss(with_constant).factor(0.1 * outputs, (None, labels)).exact
 
 
