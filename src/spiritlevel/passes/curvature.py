@@ -1,0 +1,334 @@
+"""One streaming sweep that gives everything the diagonal blocks of the Gauss–Newton matrix are asked for.
+
+G = mean over samples of JᵀΛJ and Λ = Σ_k ± S_k S_kᵀ, so with M_k = Jᵀ S_k, the gradient of column k, every quantity is
+a sum over samples and columns of squares of linear functionals of M_k: ‖M‖² the trace, M² the diagonal, ⟨w_j, M_j⟩² the
+quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size samples × parameters is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
+from spiritlevel.losses import Factor
+from spiritlevel.passes.fallback import Fallback
+from spiritlevel.passes.linearity import Linearity
+from spiritlevel.passes.recording import Recorder
+from spiritlevel.problem import Batch, Problem
+
+WANTS = ("diagonal", "rows", "columns", "transposed")
+# Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
+# sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
+COLUMN_LIMIT = 32
+FOLDS = 8
+# Numbers of per-sample gradient formed at once for a layer applied at several positions.
+CHUNK_NUMBERS = 8_000_000
+
+ColumnMaker = Callable[[Problem, Batch, Tensor], Factor]
+
+
+@dataclass
+class ParameterSums:
+    """Sums for one parameter, each with the folds first: one fold where the columns were exact."""
+
+    trace: Tensor  # (F,)
+    diagonal: Tensor | None = None  # (F, *shape)
+    rows: Tensor | None = None  # (F, rows): quadratic form of each row's own block
+    columns: Tensor | None = None  # (F, columns)
+    whole: Tensor | None = None  # (F,): quadratic form of the whole weight
+    transposed: Tensor | None = None  # (F,): relative flatness
+
+
+@dataclass
+class Moments:
+    """Running sums of a weighted mean over samples, for its standard error over the data."""
+
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    first: float = 0.0  # Σ w t
+    squares: tuple[float, float] = (0.0, 0.0)  # Σ w² t, Σ w² t²
+    count: int = 0
+
+    def add(self, values: Tensor, weights: Tensor) -> None:
+        """Take in the values of some samples."""
+        squared = weights.square()
+        self.weight += float(weights.sum())
+        self.weight_squared += float(squared.sum())
+        self.first += float((weights * values).sum())
+        self.squares = (
+            self.squares[0] + float((squared * values).sum()),
+            self.squares[1] + float((squared * values.square()).sum()),
+        )
+        self.count += int((weights > 0).sum())
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of Σ w t / Σ w over samples, None for fewer than two."""
+        if self.count < 2 or self.weight <= 0:
+            return None
+        mean = self.first / self.weight
+        spread = self.squares[1] - 2 * mean * self.squares[0] + mean**2 * self.weight_squared
+        return math.sqrt(max(spread, 0.0) * self.count / (self.count - 1)) / self.weight
+
+
+@dataclass
+class CurvatureSums:
+    """What one curvature sweep found."""
+
+    wants: frozenset[str]
+    parameters: dict[str, ParameterSums]
+    layer_moments: dict[str, Moments]
+    sample_traces: Tensor  # (N,) float64
+    exact_columns: bool  # the factor's columns were used one by one
+    columns: int  # backward passes spent on them
+    exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
+    fallback: tuple[str, ...] = ()  # parameters that went the general way
+
+
+def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor) -> Factor:
+    """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix."""
+    return problem.loss.factor(
+        outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=problem.seed, indices=batch.indices
+    )
+
+
+def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor) -> Factor:
+    """Return the loss's gradient as the one column: its square is the empirical Fisher information."""
+    leaf = outputs.detach().requires_grad_()
+    losses, _ = problem.loss.per_sample(leaf, batch.content)
+    (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    ones = torch.ones(1, batch.count, dtype=outputs.dtype, device=outputs.device)
+    return Factor(columns=gradient[None], signs=ones, psd=True, exact=True)
+
+
+def curvature_sweep(
+    problem: Problem,
+    wants: frozenset[str] = frozenset(),
+    *,
+    columns_of: ColumnMaker = gauss_newton_columns,
+    verify: bool = True,
+) -> CurvatureSums:
+    """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too."""
+    survey = problem.survey
+    sweep = _Sweep(problem, wants)
+    linearity = Linearity(problem) if verify else None
+    with problem.session():
+        for batch in problem.batches("curvature"):
+            with Recorder(problem) as recorder:
+                outputs = problem.outputs(batch.content)
+            losses, _ = problem.loss.per_sample(outputs.detach(), batch.content)
+            problem.agrees(batch, losses)
+            factor = columns_of(problem, batch, outputs.detach())
+            weights = survey.weights[batch.start : batch.start + batch.count]
+            if batch.start == 0:
+                sweep.begin(outputs, recorder, factor)
+            if linearity is not None:
+                linearity.check(batch, outputs, recorder, sweep.covered_layers)
+            sweep.take(batch, outputs, recorder, factor, weights)
+    problem.spent["forward"] += 1
+    problem.spent["column"] += sweep.column_count
+    return sweep.result(linearity)
+
+
+class _Sweep:
+    """The accumulators of one sweep."""
+
+    def __init__(self, problem: Problem, wants: frozenset[str]) -> None:
+        unknown = wants - set(WANTS)
+        assert not unknown, unknown
+        self.problem = problem
+        self.wants = wants
+        self.folds = 1
+        self.column_count = 0
+        self.exact_columns = True
+        self.covered: list[str] = []  # layers whose rule agrees with autograd
+        self.covered_layers: set[str] = set()
+        self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
+        self.views = {
+            full: WeightView(self.owner[full].module, problem.chosen_parameters[full])
+            for full in problem.weights.values()
+        }
+        self.fallback = Fallback(problem, [])
+        self.sums: dict[str, ParameterSums] = {}
+        self.moments = {name: Moments() for name in problem.layers}
+        self.sample_traces = torch.zeros(problem.survey.count, dtype=torch.float64)
+
+    def begin(self, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
+        """Fix, on the first batch, the folds, which layers' rules are used, and the accumulators."""
+        self.exact_columns = factor.exact
+        self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
+        self.column_count = len(factor.columns)
+        self.covered = _agreeing_layers(self.problem, outputs, recorder)
+        self.covered_layers = {
+            name for name in self.covered if _covers_all(self.problem, name, recorder.layers[name].parameters)
+        }
+        by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
+        self.fallback = Fallback(self.problem, [name for name in self.problem.parameters if name not in by_rule])
+        for name in self.problem.parameters:
+            self.sums[name] = self._empty(name)
+
+    def _empty(self, name: str) -> ParameterSums:
+        tensor = self.problem.chosen_parameters[name]
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros((self.folds, *shape), dtype=torch.float64, device=tensor.device)
+
+        sums = ParameterSums(trace=zeros())
+        if "diagonal" in self.wants:
+            sums.diagonal = zeros(*tensor.shape)
+        view = self.views.get(name)
+        if view is not None:
+            groups, outputs, inputs, _ = view.matrix.shape
+            if "rows" in self.wants:
+                sums.rows, sums.whole = zeros(groups * outputs), zeros()
+            if "columns" in self.wants:
+                sums.columns = zeros(groups * inputs)
+            if "transposed" in self.wants:
+                sums.transposed = zeros()
+        return sums
+
+    def take(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, weights: Tensor) -> None:
+        """Add one batch to the sums."""
+        names = [name for name in self.covered if name in recorder.edges]
+        share = (weights / self.problem.survey.total_weight).to(outputs.device, torch.float64)
+        per_draw = len(factor.columns) // factor.draws
+        traces = {
+            name: torch.zeros(batch.count, dtype=torch.float64, device=outputs.device) for name in self.problem.layers
+        }
+        fold_scale = self.folds / factor.draws  # each fold is an estimate of its own
+        for k, gradients in self._columns(batch, outputs, recorder, factor, names):
+            fold = (k // per_draw) % self.folds
+            signs = factor.signs[k].double()
+            for full, (part, some) in gradients:
+                norms = self._add(self.sums[full], full, fold, some, signs[part] * share[part] * fold_scale)
+                traces[self.owner[full].name][part] += signs[part] * norms / factor.draws
+        total = torch.zeros(batch.count, dtype=torch.float64)
+        for name, values in traces.items():
+            values = values.cpu()
+            self.moments[name].add(values, weights)
+            total += values
+        self.sample_traces[batch.start : batch.start + batch.count] = total
+
+    def _columns(
+        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, names: list[str]
+    ) -> Iterator[tuple[int, Iterator[tuple[str, tuple[slice, SampleGradients]]]]]:
+        """Yield, column by column, the gradients of every parameter in pieces of the batch."""
+        from_deltas = recorder.gradients_from_deltas(names)
+        for k, column in enumerate(factor.columns):
+            deltas = recorder.pull_back(outputs, column, names, retain_graph=True)
+            yield k, self._by_rule(deltas, from_deltas)
+        if self.fallback.names:
+            for part, found in self.fallback.gradients(batch, factor.columns):
+                for k in range(len(factor.columns)):
+                    pieces = ((full, (part, DirectGradients(values[k].detach()))) for full, values in found.items())
+                    yield k, pieces  # type: ignore[misc]
+
+    def _by_rule(
+        self, deltas: dict[str, list[Tensor]], from_deltas: dict[str, Callable[[list[Tensor]], dict[str, SampleGradients]]]
+    ) -> Iterator[tuple[str, tuple[slice, SampleGradients]]]:
+        for name, values in deltas.items():
+            if any(value is None for value in values):
+                continue  # the outputs do not depend on this layer
+            parameters = self.problem.layers[name].parameters
+            for local, gradients in from_deltas[name](values).items():
+                if local in parameters:
+                    for piece in gradients.chunks(CHUNK_NUMBERS):
+                        yield parameters[local], piece
+
+    def _add(
+        self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
+    ) -> Tensor:
+        norms = gradients.squared_norms().double()
+        sums.trace[fold] += coefficients @ norms
+        if sums.diagonal is not None:
+            gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
+        view = self.views.get(full)
+        if view is None:
+            return norms
+        if sums.rows is not None and sums.whole is not None:
+            products = gradients.row_products(view).double()
+            sums.rows[fold] += coefficients @ products.square()
+            sums.whole[fold] += coefficients @ products.sum(1).square()
+        if sums.columns is not None:
+            sums.columns[fold] += coefficients @ gradients.column_products(view).double().square()
+        if sums.transposed is not None:
+            sums.transposed[fold] += coefficients @ gradients.transposed_norms(view).double()
+        return norms
+
+    def result(self, linearity: Linearity | None) -> CurvatureSums:
+        """Return the finished sums."""
+        return CurvatureSums(
+            wants=self.wants,
+            parameters=self.sums,
+            layer_moments=self.moments,
+            sample_traces=self.sample_traces,
+            exact_columns=self.exact_columns,
+            columns=self.column_count,
+            exact_layers=dict(linearity.exact) if linearity is not None else {},
+            fallback=tuple(self.fallback.names),
+        )
+
+
+def _covers_all(problem: Problem, name: str, parameters: dict[str, str]) -> bool:
+    return set(problem.layers[name].parameters.values()) == set(parameters.values())
+
+
+def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder) -> list[str]:
+    """Return the layers whose rule gives the gradients autograd gives.
+
+    One random cotangent is pulled back both ways.  It is zero for half of the samples, so that a layer whose first
+    dimension is not the samples (a sequence-first layout, a reshape) is found out: gradients would leak between them.
+    """
+    count = len(outputs)
+    generator = torch.Generator().manual_seed(problem.seed)
+    cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
+    silent = torch.zeros(count, dtype=torch.bool)
+    silent[torch.randperm(count, generator=generator)[: count // 2]] = True
+    cotangent[silent.to(outputs.device)] = 0
+    names = [
+        name
+        for name, inputs in recorder.inputs.items()
+        if all(len(a) == count for a in inputs) and all(a.ndim > 0 for a in inputs)
+    ]
+    deltas = recorder.pull_back(outputs, cotangent, names, retain_graph=True)
+    expected = dict(
+        zip(
+            problem.parameters,
+            torch.autograd.grad(
+                outputs, problem.tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+            ),
+        )
+    )
+    tolerance = 1e-3 if problem.dtype == torch.float32 else 1e-9
+    agreeing = []
+    for name in names:
+        parameters = recorder.layers[name].parameters
+        values = deltas[name]
+        if any(value is None for value in values):
+            if all(not bool(expected[full].any()) for full in parameters.values()):
+                agreeing.append(name)
+            continue
+        try:
+            found = recorder.gradients_from_deltas([name])[name](values)
+        except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
+            continue
+        if set(parameters) <= set(found) and all(
+            _matches(found[local], expected[full], silent.to(outputs.device), tolerance)
+            for local, full in parameters.items()
+        ):
+            agreeing.append(name)
+    return agreeing
+
+
+def _matches(found: SampleGradients, expected: Tensor, silent: Tensor, tolerance: float) -> bool:
+    if found.count != len(silent) or bool(found.squared_norms()[silent].any()):
+        return False
+    ones = torch.ones(1, found.count, dtype=expected.dtype, device=expected.device)
+    total = found.combine(ones)[0]
+    scale = expected.abs().max()
+    return bool((total - expected).abs().max() <= tolerance * scale) if scale > 0 else not bool(total.any())

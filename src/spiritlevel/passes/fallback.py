@@ -1,0 +1,72 @@
+"""Each sample's gradients without a rule: vectorised over samples, or one sample at a time where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.data import slice_batch
+from spiritlevel.problem import Batch, Problem
+
+# Numbers of gradient formed at once, over all columns.
+CHUNK_NUMBERS = 16_000_000
+
+
+class Fallback:
+    """Gradients of columns·outputs of each sample with respect to named parameters, by the general path."""
+
+    def __init__(self, problem: Problem, names: list[str]) -> None:
+        self.problem = problem
+        self.names = names
+        self.vectorised = True  # until a model shows that it cannot be (LSTM and GRU raise under vmap)
+
+    def gradients(self, batch: Batch, columns: Tensor) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+        """Yield slices of the batch with their gradients {name: (K, b, *shape)} for columns (K, B, *outputs)."""
+        size = sum(self.problem.chosen_parameters[name].numel() for name in self.names)
+        step = max(1, CHUNK_NUMBERS // (size * max(1, len(columns))))
+        for start in range(0, batch.count, step):
+            part = slice(start, min(start + step, batch.count))
+            content, some = slice_batch(batch.content, part.start, part.stop), columns[:, part]
+            yield part, self._of_slice(content, some)
+
+    def _of_slice(self, content: Any, columns: Tensor) -> dict[str, Tensor]:
+        if self.vectorised:
+            try:
+                return self._vectorised(content, columns)
+            except Exception:  # vmap raises whatever the operation it cannot map raises
+                self.vectorised = False
+        return self._one_by_one(content, columns)
+
+    def _vectorised(self, content: Any, columns: Tensor) -> dict[str, Tensor]:
+        parameters = {name: self.problem.chosen_parameters[name].detach() for name in self.names}
+        is_mapping = isinstance(content, Mapping)
+        keys = list(content) if is_mapping else range(len(content))
+        mapped = [key for key in keys if isinstance(content[key], Tensor) and content[key].ndim]
+        tensors = [content[key] for key in mapped]
+
+        def one(column: Tensor, *values: Tensor) -> dict[str, Tensor]:
+            filled = dict(zip(mapped, (value[None] for value in values)))
+            sample = {key: filled.get(key, content[key]) for key in keys}
+            again = sample if is_mapping else tuple(sample[key] for key in keys)
+            _, pull = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
+            return torch.func.vmap(lambda c: pull(c)[0])(column)
+
+        in_dims = (1, *([0] * len(tensors)))
+        return torch.func.vmap(one, in_dims=in_dims, out_dims=1)(columns, *tensors)
+
+    def _one_by_one(self, content: Any, columns: Tensor) -> dict[str, Tensor]:
+        tensors = [self.problem.chosen_parameters[name] for name in self.names]
+        rows: list[list[Tensor]] = []
+        for i in range(columns.shape[1]):
+            outputs = self.problem.outputs(slice_batch(content, i, i + 1))[0]
+            per_column = [
+                torch.autograd.grad(
+                    outputs, tensors, column[i], retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                for column in columns
+            ]
+            rows.append([torch.stack(parts) for parts in zip(*per_column)])
+        return {name: torch.stack([row[j] for row in rows], 1) for j, name in enumerate(self.names)}

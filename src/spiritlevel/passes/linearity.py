@@ -1,0 +1,101 @@
+"""Is the network piecewise linear in a layer's weights?  Checked by differentiating twice, never by names.
+
+If the outputs are piecewise linear in one layer's weights, that layer's block of the Hessian *is* its Gauss–Newton
+block.  The second derivative of u·f (u random, no loss involved) along random directions is then exactly 0.0, in the
+model's own dtype; any smooth operation on the way makes it differ from zero for the samples that reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.passes.recording import Recorder
+from spiritlevel.problem import Batch, Problem
+
+
+class Linearity:
+    """Which layers the outputs are piecewise linear in, batch after batch over a whole sweep."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
+
+    def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, covered: set[str]) -> None:
+        """Look at one batch; a layer once found curved stays so.
+
+        ``covered`` are the layers whose recorded input and output account for all of their parameters' gradients:
+        for those called once it is enough to look from their output on.  All others (fallbacks, tied weights, modules
+        called several times) are looked at in their parameters.
+        """
+        generator = seeded_generator(self.problem.seed, batch.start)
+        if batch.start == 0:
+            self._distrust_custom_functions(outputs, recorder)
+        if not outputs.requires_grad:
+            return
+        weights = _normal(outputs, generator)
+        scalar = (weights * outputs).sum()
+        open_layers = [name for name, exact in self.exact.items() if exact]
+        from_output = [name for name in open_layers if name in covered and name in recorder.called_once()]
+        edges = {name: recorder.edges[name] for name in from_output}
+        # All outputs at once: a piecewise-linear network is piecewise linear in all of them jointly.
+        if edges and _is_curved(scalar, [edge for group in edges.values() for edge in group], generator):
+            for name in from_output:
+                self.exact[name] = not _is_curved(scalar, edges[name], generator)
+        for name in open_layers:
+            if name not in edges:
+                own = self.problem.layers[name].parameters.values()
+                tensors = [self.problem.chosen_parameters[full] for full in own]
+                self.exact[name] = not _is_curved(scalar, tensors, generator)
+
+    def _distrust_custom_functions(self, outputs: Tensor, recorder: Recorder) -> None:
+        """Layers before a custom autograd function cannot be verified: its backward may hide its curvature."""
+        upstream = _nodes_before_custom_functions(outputs)
+        if not upstream:
+            return
+        leaves = {getattr(node, "variable", None) for node in upstream}
+        leaf_ids = {id(leaf) for leaf in leaves if leaf is not None}
+        for name, layer in self.problem.layers.items():
+            tensors = [self.problem.chosen_parameters[full] for full in layer.parameters.values()]
+            if any(id(tensor) in leaf_ids for tensor in tensors):
+                self.exact[name] = False
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def _is_curved(scalar: Tensor, inputs: Sequence[Any], generator: torch.Generator) -> bool:
+    """Whether the second derivative of ``scalar`` along a random direction of ``inputs`` differs from 0.0."""
+    first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
+    dependent = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
+    if not dependent:
+        return False
+    directions = [_normal(gradient, generator) for gradient in dependent]
+    second = torch.autograd.grad(dependent, inputs, directions, retain_graph=True, allow_unused=True)
+    return any(gradient is not None and bool((gradient != 0).any()) for gradient in second)
+
+
+def _nodes_before_custom_functions(outputs: Tensor) -> set[Any]:
+    """Nodes of the autograd graph that lie before (towards the inputs of) a function written in Python."""
+    custom, seen, stack = [], set(), [outputs.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            custom.append(node)
+        stack.extend(following for following, _ in node.next_functions)
+    before: set[Any] = set()
+    stack = [following for node in custom for following, _ in node.next_functions]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in before:
+            before.add(node)
+            stack.extend(following for following, _ in node.next_functions)
+    return before

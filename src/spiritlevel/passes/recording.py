@@ -1,0 +1,77 @@
+"""Watching a forward pass: each layer's inputs, and the gradient edges of its outputs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from spiritlevel.layers import FromDeltas, rule_of
+from spiritlevel.problem import Layer, Problem
+
+
+class Recorder:
+    """Records the calls of every layer that has a rule, while it is entered.
+
+    What is kept of an output is its gradient edge, never the tensor: an in-place activation rewrites the tensor, but
+    the edge still stands for the value the layer gave.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.layers: dict[str, Layer] = {
+            name: layer for name, layer in problem.layers.items() if rule_of(layer.module) is not None
+        }
+        self.inputs: dict[str, list[Tensor]] = {}
+        self.edges: dict[str, list[GradientEdge]] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Recorder:
+        for name, layer in self.layers.items():
+            self._handles.append(layer.module.register_forward_hook(self._hook(name)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.requires_grad:
+                self.inputs.setdefault(name, []).append(args[0].detach())
+                self.edges.setdefault(name, []).append(get_gradient_edge(output))
+
+        return hook
+
+    def forget(self) -> None:
+        """Drop what was recorded, before the next batch."""
+        self.inputs.clear()
+        self.edges.clear()
+
+    def called_once(self) -> set[str]:
+        """Names of the layers that were called exactly once."""
+        return {name for name, edges in self.edges.items() if len(edges) == 1}
+
+    def gradients_from_deltas(self, names: list[str]) -> dict[str, FromDeltas]:
+        """Return, for each named layer, the function from its output gradients to its parameters' gradients."""
+        found = {}
+        for name in names:
+            rule = rule_of(self.layers[name].module)
+            assert rule is not None
+            found[name] = rule(self.layers[name].module, self.inputs[name])
+        return found
+
+    def pull_back(self, outputs: Tensor, cotangent: Tensor, names: list[str], **options: Any) -> dict[str, list[Tensor]]:
+        """Return the gradients of cotangent·outputs at each named layer's output edges."""
+        edges = [edge for name in names for edge in self.edges[name]]
+        if not edges:
+            return {}
+        flat = iter(
+            torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)  # type: ignore[arg-type]
+        )
+        return {name: [next(flat) for _ in self.edges[name]] for name in names}
