@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from torch import Tensor
+
 How = Literal["exact", "estimated", "lower_bound", "upper_bound"]
 Status = Literal["ok", "budget_spent", "not_finite", "not_applicable"]
 
@@ -54,6 +56,19 @@ class Estimate:
             stderr_data=None if self.stderr_data is None else self.stderr_data * abs(factor),
             interval=interval,  # type: ignore[arg-type]
         )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a measure gives: its value for the network and, where the paper defines them, for layers, neurons, samples.
+
+    ``layers`` and ``neurons`` go by quantity and then by layer: one measure may show several quantities of a layer.
+    """
+
+    value: Estimate
+    layers: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    neurons: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    samples: dict[str, Tensor] = field(default_factory=dict)  # (N,) in data order
 
 
 def not_applicable(reason: str) -> Estimate:

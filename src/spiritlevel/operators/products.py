@@ -62,7 +62,9 @@ def _hessian_products(
     loss: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], count: int
 ) -> list[tuple[Tensor, ...]]:
     first = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
-    curved = [(gradient, block) for gradient, block in zip(first, blocks) if gradient is not None and gradient.requires_grad]
+    curved = [
+        (gradient, block) for gradient, block in zip(first, blocks) if gradient is not None and gradient.requires_grad
+    ]
     if not curved:  # the loss is linear in these parameters
         return [tuple(torch.zeros_like(tensor) for tensor in tensors)] * count
     gradients = [gradient for gradient, _ in curved]

@@ -229,7 +229,9 @@ class _Sweep:
                     yield k, pieces  # type: ignore[misc]
 
     def _by_rule(
-        self, deltas: dict[str, list[Tensor]], from_deltas: dict[str, Callable[[list[Tensor]], dict[str, SampleGradients]]]
+        self,
+        deltas: dict[str, list[Tensor]],
+        from_deltas: dict[str, Callable[[list[Tensor]], dict[str, SampleGradients]]],
     ) -> Iterator[tuple[str, tuple[slice, SampleGradients]]]:
         for name, values in deltas.items():
             if any(value is None for value in values):

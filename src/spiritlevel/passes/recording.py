@@ -66,7 +66,9 @@ class Recorder:
             found[name] = rule(self.layers[name].module, self.inputs[name])
         return found
 
-    def pull_back(self, outputs: Tensor, cotangent: Tensor, names: list[str], **options: Any) -> dict[str, list[Tensor]]:
+    def pull_back(
+        self, outputs: Tensor, cotangent: Tensor, names: list[str], **options: Any
+    ) -> dict[str, list[Tensor]]:
         """Return the gradients of cotangent·outputs at each named layer's output edges."""
         edges = [edge for name in names for edge in self.edges[name]]
         if not edges:
