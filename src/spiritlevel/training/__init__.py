@@ -1,5 +1,7 @@
 """Training for the demo and the studies: one plain loop, and many small networks at once."""
 
+from spiritlevel.training.augmentation import crop_and_flip
+from spiritlevel.training.ensemble import train_ensemble
 from spiritlevel.training.evaluation import Evaluation, evaluate
 from spiritlevel.training.loop import EpochRecord, TrainingRecord, train
 from spiritlevel.training.schedules import SCHEDULES, averaging, constant, cosine, linear
@@ -16,7 +18,9 @@ __all__ = [
     "averaging",
     "constant",
     "cosine",
+    "crop_and_flip",
     "evaluate",
     "linear",
     "train",
+    "train_ensemble",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.errors import UsageError
 from spiritlevel.training.evaluation import Data, Loss, inputs_and_labels, place_of
 from spiritlevel.training.order import epoch_batches, plan_length, steps_per_epoch
-from spiritlevel.training.schedules import Schedule, resolve_schedule
+from spiritlevel.training.schedules import Schedule, resolve_schedule, schedule_name
 from spiritlevel.training.stopping import StopRule
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -44,6 +45,18 @@ class TrainingRecord:
     seconds: float = 0.0
     epochs: list[EpochRecord] = field(default_factory=list)
     averaged: nn.Module | None = None
+
+    def add(self, row: EpochRecord) -> None:
+        """Enter an epoch; a loss that is no longer a number ends training."""
+        self.epochs.append(row)
+        self.steps = row.step
+        if not math.isfinite(row.loss):
+            self.stopped_by = f"diverged in epoch {row.epoch}: the loss is {row.loss}, take a smaller learning rate"
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training ended because the loss was no longer a number."""
+        return bool(self.epochs) and not math.isfinite(self.epochs[-1].loss)
 
     @property
     def loss(self) -> float:
@@ -101,15 +114,14 @@ def train(
         settings={
             "optimizer": optimizer, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
             "batch_size": batch_size, "epochs": epochs, "steps": steps, "seed": seed, "samples": len(y),
-            "schedule": schedule if isinstance(schedule, str) else getattr(schedule, "__qualname__", "function"),
-            "average_from": average_from, "drop_last": drop_last,
+            "schedule": schedule_name(schedule), "average_from": average_from, "drop_last": drop_last,
         }
     )  # fmt: skip
     x, y = x.to(device, dtype), y.to(device)
     averaged: AveragedModel | None = None
     started = time.perf_counter()
     model.train()
-    with _random_state(seed, device):
+    with seeded(seed, device):
         order = torch.Generator().manual_seed(seed)
         drawn = torch.Generator().manual_seed(seed + 1)
         while record.steps < total and not record.stopped_by:
@@ -139,17 +151,13 @@ def train(
                 if record.steps == total:
                     break
             row = EpochRecord(epoch, record.steps, group["lr"], float(loss_sum) / seen, int(right) / seen)
-            if row.loss != row.loss:
-                raise SpiritlevelError(
-                    f"Training diverged in epoch {epoch} (the loss is not a number) with lr={lr}: take a smaller one."
-                )
-            record.epochs.append(row)
+            record.add(row)
             if average_from is not None and epoch >= average_from:
                 averaged = averaged or AveragedModel(model)
                 averaged.update_parameters(model)
             if on_epoch is not None:
                 on_epoch(row, model)
-            if stop is not None:
+            if stop is not None and not record.diverged:
                 record.stopped_by = stop.after_epoch(row.loss) or ""
         if averaged is not None:
             update_bn(list(x.split(batch_size)), averaged)
@@ -161,7 +169,7 @@ def train(
 
 
 @contextmanager
-def _random_state(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed dropout inside, put the global random state back outside."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

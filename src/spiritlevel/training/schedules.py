@@ -51,6 +51,11 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
 }
 
 
+def schedule_name(schedule: str | Schedule) -> str:
+    """Return a schedule's name for a record."""
+    return schedule if isinstance(schedule, str) else getattr(schedule, "__qualname__", "function")
+
+
 def resolve_schedule(schedule: str | Schedule) -> Schedule:
     """Return the schedule of a name, or the function itself."""
     if callable(schedule):
