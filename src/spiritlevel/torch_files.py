@@ -25,6 +25,18 @@ from spiritlevel.safe_pickle import ArrayRecord, InertUnpickler, Placeholder, St
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
+# What zipfile raises on bytes that are not as they should be.
+_ZIP_DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +265,7 @@ def open_zip(path: Path) -> Iterator[TorchFile]:
     """Open the zip archive that ``torch.save`` writes."""
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
+    except _ZIP_DAMAGE as error:
         raise SpiritlevelError(
             f"{path} is a damaged or truncated archive ({in_words(error)}); copy it again"
         ) from error
@@ -283,7 +295,7 @@ def _has_checksums(archive: zipfile.ZipFile, name: str) -> bool:
     """Say whether checksums were written: torch can leave them out, and then even its smallest record fails."""
     try:
         archive.read(name)
-    except (zipfile.BadZipFile, EOFError):
+    except _ZIP_DAMAGE:
         return False
     except KeyError:
         return True
@@ -304,7 +316,7 @@ def _record(archive: zipfile.ZipFile, path: Path, name: str) -> bytearray:
         return content
     except KeyError:
         raise SpiritlevelError(f"{path} has no record {name}, so it is damaged; copy or save it again") from None
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError, struct.error) as error:
+    except _ZIP_DAMAGE as error:
         raise SpiritlevelError(f"{path} is damaged ({in_words(error)}); copy or save it again") from error
 
 
