@@ -243,6 +243,16 @@ def test_averaged_weights_only_by_key(tmp_path: Path, net: Net) -> None:
     assert_loads(tmp_path / "swa.pt", averaged, "model_ema")
 
 
+def test_entries_inside_entries_lists_and_modules(tmp_path: Path, net: Net) -> None:
+    torch.save({"model": {"net": {"state_dict": net.state_dict()}}, "runs": [Net(5), {"w": net}]}, tmp_path / "w.pt")
+    model = Net(seed=1)
+    assert load_weights(model, tmp_path / "w.pt").key == "model.net.state_dict"
+    assert_same(model, net.state_dict())
+    assert_loads(tmp_path / "w.pt", Net(5), "runs.0")
+    assert_loads(tmp_path / "w.pt", net, "runs.1.w")
+    assert read_tensors(tmp_path / "w.pt", "runs.0.head").keys() == {"weight", "bias"}
+
+
 def test_a_key_that_is_not_there(tmp_path: Path, net: Net) -> None:
     torch.save({"generator": net.state_dict(), "epoch": 1, "a.b": net.state_dict()}, tmp_path / "w.pt")
     assert_refused(tmp_path / "w.pt", "no entry 'generatr'; did you mean generator", "generatr", error=UsageError)
@@ -549,6 +559,8 @@ def test_names_and_shapes_that_do_not_fit(tmp_path: Path, net: Net) -> None:
     assert "1 name of another shape (head.weight: (2, 4) in the file, (2, 3) in the model)" in message
     assert "averaged weights (key='state_dict_ema')" in message
     assert "entry 'net'" in message
+    torch.save({"loss": torch.ones(()), "generator": net.state_dict()}, tmp_path / "g.pt")
+    assert_refused(tmp_path / "g.pt", r"1 name unexpected \(loss\).*other entries with tensors are generator")
     torch.save({**net.state_dict(), "head.weight": torch.ones(2, 3, dtype=torch.int8)}, tmp_path / "q.pt")
     assert_refused(tmp_path / "q.pt", r"another kind of number \(head.weight: int8 in the file, float32")
     torch.save({**net.state_dict(), "head.weight": torch.ones(2, 3, dtype=torch.complex64)}, tmp_path / "c.pt")

@@ -47,7 +47,7 @@ class _Weights:
     tensors: dict[str, Tensor]
     form: str
     key: str | None = None
-    notes: tuple[str, ...] = ()
+    other_keys: tuple[str, ...] = ()
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], key: str | None = None) -> LoadedWeights:
@@ -64,16 +64,20 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], key: str | None
     saved, unsaved = own_tensors(model)
     weights = _read(place, key)
     fit = fit_names(weights.tensors, saved, unsaved)
+    averaged = (name for name in weights.other_keys if name in AVERAGED_ENTRIES)
+    notes = tuple(f"the file also holds averaged weights (key={name!r})" for name in averaged)
     misfit = describe_misfit(fit, weights.tensors, saved)
     if misfit:
         source = place if weights.key is None else f"{place} (entry {weights.key!r})"
-        aside = "".join(f"; {note}" for note in weights.notes)
+        others = [name for name in weights.other_keys if name not in AVERAGED_ENTRIES]
+        aside = f"; other entries with tensors are {', '.join(others)}" if others else ""
+        aside += "".join(f"; {note}" for note in notes)
         raise SpiritlevelError(
             f"{source} does not fit the {type(model).__name__}: {misfit}; "
             f"build the network that was saved, or choose another file or key{aside}"
         )
     copy_weights(fit, weights.tensors, saved)
-    return LoadedWeights(place, weights.form, weights.key, fit.prefixes, len(fit.places), weights.notes)
+    return LoadedWeights(place, weights.form, weights.key, fit.prefixes, len(fit.places), notes)
 
 
 def read_tensors(path: str | os.PathLike[str], key: str | None = None) -> dict[str, Tensor]:
@@ -142,11 +146,8 @@ def _read_torch(path: Path, key: str | None, *, zipped: bool) -> _Weights:
         except RecursionError as error:
             raise SpiritlevelError(f"{path} is nested too deeply to be a weights file") from error
     form = "torch.save archive" if zipped else "torch.save stream of before torch 1.6"
-    averaged = [name for name in found.other_keys if name in AVERAGED_ENTRIES]
-    others = [name for name in found.other_keys if name not in AVERAGED_ENTRIES]
-    notes = [f"the file also holds averaged weights (key={name!r})" for name in averaged]
-    notes += [f"the file also holds weights in another entry (key={name!r})" for name in others]
-    return _Weights(tensors, f"whole module in a {form}" if found.whole_module else form, found.key, tuple(notes))
+    form = f"whole module in a {form}" if found.whole_module else form
+    return _Weights(tensors, form, found.key, found.other_keys)
 
 
 def _read_folder(folder: Path, key: str | None) -> _Weights:
