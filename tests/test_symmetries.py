@@ -23,6 +23,7 @@ class Case:
     shape: tuple[int, ...]
     neurons: int
     layers: int
+    units: int
 
     def build(self) -> tuple[nn.Module, Tensor]:
         torch.manual_seed(0)
@@ -115,16 +116,23 @@ class Separable(nn.Module):
 
 
 NETS = {
-    "mlp": Case(mlp, (6,), 9 + 7, 2),
-    "mlp_no_bias": Case(lambda: mlp(False), (6,), 9 + 7, 2),
-    "lenet": Case(LeNet, (1, 28, 28), 6 + 16 + 120 + 84, 4),
-    # every BatchNorm has a factor before it and one after it
-    "vgg_bn": Case(VGG, (3, 8, 8), 2 * (8 + 8 + 12) + 10, 7),
-    # stream 6; per block bn1 6, conv1 6, bn2 6; last bn 6
-    "preact": Case(lambda: PreAct(6, (6, 6)), (3, 8, 8), 6 + 2 * 18 + 6, 8),
+    "mlp": Case(mlp, (6,), 9 + 7, 2, 9 + 7),
+    "mlp_no_bias": Case(lambda: mlp(False), (6,), 9 + 7, 2, 9 + 7),
+    "lenet": Case(LeNet, (1, 28, 28), 6 + 16 + 120 + 84, 4, 6 + 16 + 120 + 84),
+    # every BatchNorm has a factor before it and one after it, but its channels are one unit each
+    "vgg_bn": Case(VGG, (3, 8, 8), 2 * (8 + 8 + 12) + 10, 7, 8 + 8 + 12 + 10),
+    # stream 6; per block bn1 6, conv1 6, bn2 6; last bn 6. Units: the stream, and one set inside each block
+    "preact": Case(lambda: PreAct(6, (6, 6)), (3, 8, 8), 6 + 2 * 18 + 6, 8, 6 + 2 * 6),
     # streams 4, 8, 12; blocks: bn1 of the input width, conv1 and bn2 of the output width; last bn
-    "wide_resnet": Case(lambda: PreAct(4, (8, 12)), (3, 8, 8), (4 + 8 + 12) + (4 + 16) + (8 + 24) + 12, 3 + 3 + 3 + 1),
-    "separable": Case(Separable, (3, 8, 8), 4 + 8 + 6 + 6 + 10, 5),
+    "wide_resnet": Case(
+        lambda: PreAct(4, (8, 12)),
+        (3, 8, 8),
+        (4 + 8 + 12) + (4 + 16) + (8 + 24) + 12,
+        3 + 3 + 3 + 1,
+        4 + 8 + 12 + 8 + 12,
+    ),
+    # the grouped convolution holds its 6 input channels in place, and its output is followed by no rule
+    "separable": Case(Separable, (3, 8, 8), 4 + 8 + 6 + 6 + 10, 5, 4),
 }
 
 
@@ -181,6 +189,18 @@ def test_every_layer_symmetry_keeps_the_function(name: str, factor: float, analy
         assert relative_difference(model, changed, torch.randn_like(x)) < 1e-10
         before, after = (net.get_submodule(symmetry.name).weight for net in (model, changed))
         torch.testing.assert_close(after, before * factor, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_hidden_units_can_change_places(name: str, analysed: Any) -> None:
+    model, x, found, case = analysed(name)
+    assert found.free_factors("permutation") == case.units
+    changed = symmetries.permute_neurons(model, x, seed=0, found=found)
+    assert relative_difference(model, changed, torch.randn_like(x)) < 1e-10
+    for before, after in zip(model.parameters(), changed.parameters(), strict=True):
+        torch.testing.assert_close(after.flatten().sort().values, before.flatten().sort().values, rtol=0, atol=0)
+    first = next(iter(model.parameters()))
+    assert not torch.equal(first, next(iter(changed.parameters())))
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -47,6 +47,7 @@ class Symmetries:
     mode: str = "eval"
     walk: Walk | None = field(default=None, repr=False, compare=False)
     exact: Classes | None = field(default=None, repr=False, compare=False)
+    units: Walk | None = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Symmetry]:
         return iter(self.symmetries)

@@ -12,7 +12,8 @@ from spiritlevel.symmetries.found import Symmetries, Symmetry
 from spiritlevel.symmetries.operations import RULES
 from spiritlevel.symmetries.scales import Classes, Conflict, Labels
 from spiritlevel.symmetries.tracing import as_call, copied, in_mode, trace, unwrapped
-from spiritlevel.symmetries.walking import Walk, walk
+from spiritlevel.symmetries.unit_rules import UnitWalk, exchangeable
+from spiritlevel.symmetries.walking import Walk, follow
 
 
 def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
@@ -33,11 +34,11 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Symmetries((), (), f"the network cannot be traced ({type(error).__name__}: {first})", mode)
-    state = walk(traced, RULES)
+    state, units = follow(traced, Walk(RULES)), follow(traced, UnitWalk())
     exact = state.equations.settled()
     loose = state.equations.settled(approximate=True)
-    found = [*_rescalings(state, exact, loose), *_output_scale(state, exact)]
-    return Symmetries(tuple(found), tuple(state.left_alone), "", mode, state, exact)
+    found = [*_rescalings(state, exact, loose), *_output_scale(state, exact), *_permutations(units)]
+    return Symmetries(tuple(found), tuple(state.left_alone), "", mode, state, exact, units)
 
 
 def labels_of(state: Walk, layer: str) -> Labels:
@@ -127,3 +128,15 @@ def _output_scale(state: Walk, classes: Classes) -> list[Symmetry]:
         return []
     layers = [name for name in state.produced if classes.output in classes.of_label[labels_of(state, name)]]
     return [Symmetry("output_scale", "outputs", tuple(layers), 1)] if layers else []
+
+
+def _permutations(units: Walk) -> list[Symmetry]:
+    classes = units.equations.settled()
+    found = []
+    for alike in exchangeable(units, classes):
+        layers = [
+            name for name in units.produced if set(classes.of_label[labels_of(units, name)].tolist()) & set(alike)
+        ]
+        if layers:
+            found.append(Symmetry("permutation", layers[0], tuple(layers), len(alike)))
+    return found

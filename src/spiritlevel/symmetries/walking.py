@@ -77,7 +77,9 @@ class Walk:
     left_alone: dict[tuple[str, str], None] = field(default_factory=dict)
     where: str = ""
 
-    # What rules call
+    def rule_for(self, name: str, node: torch.fx.Node) -> Rule | None:
+        """Return the rule of an operation, if there is one."""
+        return self.rules.get(name)
 
     def produce(self, layer: str, *shape: int) -> Labels:
         """Return fresh labels for what a layer's parameters produce."""
@@ -154,9 +156,8 @@ class Walk:
                 self.leave_alone(reason)
 
 
-def walk(trace: Trace, rules: dict[str, Rule]) -> Walk:
+def follow(trace: Trace, state: Walk) -> Walk:
     """Walk over a traced graph and return the equations found, with the outputs under one label."""
-    state = Walk(rules)
     known: dict[torch.fx.Node, Any] = {}
     for node in trace.graph.nodes:
         if node.op == "placeholder":
@@ -197,9 +198,10 @@ def _visit(state: Walk, node: torch.fx.Node, known: dict[torch.fx.Node, Any]) ->
     base = name.removesuffix("_")
     before = state.equations.count
     try:
-        if base not in state.rules:
+        rule = state.rule_for(base, node)
+        if rule is None:
             raise CannotFollow(f"{base} does not pass a change of scale through unchanged")
-        result = _with_shapes(node, state.rules[base](state, named))
+        result = _with_shapes(node, rule(state, named))
     except (CannotFollow, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as problem:
         # Whatever a rule did not foresee is no freedom: all that it read or produced keeps scale 1.
         reason = str(problem) if isinstance(problem, CannotFollow) else f"this form of {base} is not followed"
