@@ -1,0 +1,145 @@
+"""Losses at other parameters: several parameter sets in one sweep over the data, the model itself never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.losses import labels_of
+from spiritlevel.problem import Batch, Problem
+
+# Parameter sets are taken a few at a time, so that about this many replaced numbers are held at once.
+HELD_NUMBERS = 200_000_000
+
+Parameters = Mapping[str, Tensor]  # the parameters that are replaced; the others stay what they are
+
+
+class Perturbed:
+    """The loss of a problem as a function of its parameters, by replacing them for one call of the model.
+
+    Sets may be given lazily: as many as memory holds share one reading of the data.  Every reading first checks that
+    the data still gives the losses of the first sweep.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def loss(self, sets: Iterable[Parameters]) -> Tensor:
+        """Return the mean loss at each set, (K,) in float64."""
+        survey = self.problem.survey
+        return self.sample_losses(sets) @ survey.weights / survey.total_weight
+
+    def rise(self, sets: Iterable[Parameters]) -> Tensor:
+        """Return L(set) - L for each set, (K,): differences are taken sample by sample, where less cancels."""
+        survey = self.problem.survey
+        return (self.sample_losses(sets) - survey.losses) @ survey.weights / survey.total_weight
+
+    @torch.no_grad()
+    def sample_losses(self, sets: Iterable[Parameters]) -> Tensor:
+        """Return every sample's loss at each set, (K, N) in float64 on the CPU."""
+        problem = self.problem
+        found = [torch.zeros(0, problem.survey.count, dtype=torch.float64)]
+        for few in self._chunks(sets):
+            columns = []
+            for batch in self._sweep():
+                losses = [problem.loss.per_sample(problem.outputs(batch.content, one), batch.content)[0] for one in few]
+                columns.append(torch.stack(losses).double().cpu())
+            problem.spent["forward"] += len(few)
+            found.append(torch.cat(columns, dim=1))
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def errors(self, sets: Iterable[Parameters]) -> Tensor:
+        """Return the share of samples whose largest output is not their label, for each set, (K,)."""
+        problem = self.problem
+        if problem.survey.correct is None:
+            raise SpiritlevelError(
+                "the outputs are not scores of integer labels, so samples cannot be counted as right or wrong; "
+                "pass class scores (N, C) and labels (N,)"
+            )
+        found = []
+        for few in self._chunks(sets):
+            wrong = torch.zeros(len(few), dtype=torch.float64)
+            for batch in self._sweep():
+                labels = labels_of(batch.content)
+                for k, one in enumerate(few):
+                    wrong[k] += float((problem.outputs(batch.content, one).argmax(1) != labels).sum())
+            problem.spent["forward"] += len(few)
+            found.append(wrong / problem.survey.count)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+    def loss_and_gradient(self, parameters: Parameters) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean loss at one set and its gradient in the replaced parameters, in float64."""
+        losses, gradients = self.losses_and_gradients([parameters])
+        return float(losses[0]), gradients[0]
+
+    def losses_and_gradients(self, sets: Iterable[Parameters]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Return the mean loss (K,) and the gradient at each set, both summed over the data in float64."""
+        problem = self.problem
+        losses_found, gradients_found = [], []
+        for few in self._chunks(sets):
+            leaves = [{name: tensor.detach().clone().requires_grad_() for name, tensor in one.items()} for one in few]
+            totals = [{n: torch.zeros_like(t, dtype=torch.float64) for n, t in one.items()} for one in few]
+            values = torch.zeros(len(few), dtype=torch.float64)
+            for batch in self._sweep():
+                for k, leaf in enumerate(leaves):
+                    losses, weights = problem.loss.per_sample(problem.outputs(batch.content, leaf), batch.content)
+                    mean = (weights.detach() / problem.survey.total_weight * losses).sum()
+                    values[k] += float(mean.detach())
+                    parts = torch.autograd.grad(mean, list(leaf.values()), allow_unused=True, materialize_grads=True)
+                    for name, part in zip(leaf, parts):
+                        totals[k][name] += part
+            problem.spent["gradient"] += len(few)
+            losses_found.append(values)
+            gradients_found.extend(totals)
+        return torch.cat(losses_found) if losses_found else torch.zeros(0, dtype=torch.float64), gradients_found
+
+    def _sweep(self) -> Iterator[Batch]:
+        problem = self.problem
+        with problem.session():
+            for batch in problem.batches("losses at other parameters"):
+                if batch.start == 0:
+                    with torch.no_grad():
+                        losses, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
+                    problem.agrees(batch, losses)
+                yield batch
+
+    def _chunks(self, sets: Iterable[Parameters]) -> Iterator[list[dict[str, Tensor]]]:
+        stream = (self._placed(one) for one in sets)
+        for first in stream:
+            held = max(1, sum(tensor.numel() for tensor in first.values()))
+            yield [first, *islice(stream, max(0, HELD_NUMBERS // held - 1))]
+
+    def _placed(self, parameters: Parameters) -> dict[str, Tensor]:
+        chosen = self.problem.chosen_parameters
+        for name, tensor in parameters.items():
+            if name not in chosen:
+                raise UsageError(f"no parameter is named {name!r} among those of the problem")
+            if tensor.shape != chosen[name].shape:
+                raise UsageError(
+                    f"parameter {name} has shape {tuple(chosen[name].shape)} and cannot be replaced by "
+                    f"a tensor of shape {tuple(tensor.shape)}"
+                )
+        return {name: tensor.detach().to(chosen[name]) for name, tensor in parameters.items()}
+
+
+def gaussian_noise(shapes: Mapping[str, torch.Size], *key: int) -> dict[str, Tensor]:
+    """Return standard normal noise by parameter name, drawn on the CPU in float64 from the key alone."""
+    generator = seeded_generator(*key)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        for name, shape in shapes.items()
+    }
+
+
+def moved(parameters: Parameters, step: Mapping[str, Tensor], size: float = 1.0) -> dict[str, Tensor]:
+    """Return parameters + size * step, summed in the step's precision, for the parameters the step names."""
+    return {
+        name: parameters[name].detach().to(direction.device, direction.dtype) + size * direction
+        for name, direction in step.items()
+    }
