@@ -363,6 +363,7 @@ def test_grey_subset_and_fitted_images() -> None:
     assert data.subset(slice(2, 4)).y.tolist() == [2, 3]
     assert data.subset([5, 1], "two of ten").notes == ("two of ten",)
     assert torch.equal(data[3][0], data.x[3])
+    assert data.tensors == (data.x, data.y)
     larger = datasets.fit_images(data, 8)
     assert larger.x.shape == (10, 3, 8, 8)
     assert larger.notes == ("images resized from 4x4 to 8x8 (bilinear)",)

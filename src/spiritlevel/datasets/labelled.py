@@ -33,6 +33,11 @@ class LabelledData:
         return self.x[index], self.y[index]
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The inputs and the labels as a pair."""
+        return self.x, self.y
+
+    @property
     def channels(self) -> int:
         """The number of colour planes."""
         return self.x.shape[1]

@@ -25,7 +25,7 @@ class Evaluation:
 
 def inputs_and_labels(data: Data) -> tuple[Tensor, Tensor]:
     """Return (x, y) of a data set or of a pair of tensors."""
-    return (data.x, data.y) if isinstance(data, LabelledData) else data
+    return data.tensors if isinstance(data, LabelledData) else data
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:

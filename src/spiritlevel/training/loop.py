@@ -170,8 +170,13 @@ def train(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed dropout inside, put the global random state back outside."""
+    """Seed dropout and take repeatable convolutions inside, put the global state back outside."""
     devices = [device] if device.type == "cuda" else []
+    repeatable = torch.backends.cudnn.deterministic
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        yield
+        torch.backends.cudnn.deterministic = True
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.deterministic = repeatable
