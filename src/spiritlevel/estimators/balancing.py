@@ -24,6 +24,10 @@ from torch import Tensor
 
 from spiritlevel.errors import UsageError
 
+# Added to the second derivative, relative to the value.  Directions flatter than this have gradients below every
+# tolerance, and rounding divided by their curvature would throw the Newton step about.
+DAMPING = 1e-14
+
 BalanceStatus = Literal["ok", "infimum_not_attained", "budget_spent"]
 
 
@@ -115,6 +119,8 @@ def balance_icml(h: Tensor, w2: Tensor, *, tolerance: float = 1e-12, max_iterati
     h, w2 = _checked_pair(h, w2)
     if h.ndim != 2:
         raise UsageError(f"h and w2 must be matrices; found shape {tuple(h.shape)}.")
+    alive = _without_void_lines(h, w2)  # dead neurons and unused inputs carry nothing, as in `balance`
+    h, w2 = h * alive, w2 * alive
     # Column scales c_k = sqrt(sum h / sum w2) first, so that products of extreme entries neither vanish nor overflow.
     start = 0.5 * (_log_or_zero(w2.sum(dim=0)) - _log_or_zero(h.sum(dim=0)))
     flows = (h * start.exp()).T @ (w2 * (-start).exp())
@@ -131,7 +137,9 @@ def balance_icml(h: Tensor, w2: Tensor, *, tolerance: float = 1e-12, max_iterati
         if float(imbalance.abs().max()) <= tolerance * (fixed + float(flows.sum())):
             break
         iterations += 1
-        moved = _descend(partial(_flows_at, flows), _laplacian_step(flows + flows.T, imbalance, labels), flows.sum())
+        damping = (DAMPING * flows.sum()).expand(len(labels))
+        step = _laplacian_step(flows + flows.T, imbalance, damping, labels)
+        moved = _descend(partial(_flows_at, flows), step, flows.sum())
         if moved is None:
             break
         shift, flows = shift + moved[0], moved[1]
@@ -207,20 +215,21 @@ class _Bipartite:
         rows = len(self.x)
         by_row, by_column = self.imbalance()
         coupling = self.a + self.b
+        small = DAMPING * coupling.sum()
         # Potentials (x, -y): the second derivative is the Laplacian of the bipartite graph with weights a + b.
-        # Eliminate the longer side; the Schur complement is a Laplacian again, its diagonal is minus its row sums.
+        # Eliminate the longer side; what is left is a damped Laplacian again.
         if rows >= len(self.y):
-            degree = coupling.sum(dim=1)
-            reduced = (coupling / degree[:, None]).T @ coupling
-            right = -by_column + (coupling / degree[:, None]).T @ by_row
-            q = _laplacian_step(reduced, right, torch.zeros(len(self.y), dtype=torch.long))
-            p = (-by_row + coupling @ q) / degree
+            degree = coupling.sum(dim=1) + small
+            share = (coupling / degree[:, None]).T
+            one = torch.zeros(len(self.y), dtype=torch.long)
+            q = _laplacian_step(share @ coupling, share @ by_row - by_column, small + small * share.sum(dim=1), one)
+            p = (coupling @ q - by_row) / degree
         else:
-            degree = coupling.sum(dim=0)
-            reduced = (coupling / degree[None, :]) @ coupling.T
-            right = by_row - (coupling / degree[None, :]) @ by_column
-            p = _laplacian_step(reduced, right, torch.zeros(rows, dtype=torch.long))
-            q = (by_column + coupling.T @ p) / degree
+            degree = coupling.sum(dim=0) + small
+            share = coupling / degree[None, :]
+            one = torch.zeros(rows, dtype=torch.long)
+            p = _laplacian_step(share @ coupling.T, by_row - share @ by_column, small + small * share.sum(dim=1), one)
+            q = (coupling.T @ p + by_column) / degree
 
         def flows(z: Tensor) -> Tensor:
             total = z[:rows, None] - z[None, rows:]
@@ -238,8 +247,8 @@ def _flows_at(flows: Tensor, potentials: Tensor) -> Tensor:
     return flows * (potentials[:, None] - potentials[None, :]).exp()
 
 
-def _laplacian_step(weights: Tensor, gradient: Tensor, labels: Tensor) -> Tensor:
-    """Return -L^+ gradient for the Laplacian L of a symmetric nonnegative weight matrix with known components.
+def _laplacian_step(weights: Tensor, gradient: Tensor, damping: Tensor, labels: Tensor) -> Tensor:
+    """Return -(L + D)^-1 gradient for the Laplacian L of symmetric nonnegative weights and a diagonal ``damping`` D.
 
     One node of each component is held at 0 (its equation follows from the others), and the diagonal is summed from the
     off-diagonal weights, so that weak couplings are not lost to cancellation.
@@ -253,13 +262,9 @@ def _laplacian_step(weights: Tensor, gradient: Tensor, labels: Tensor) -> Tensor
     step = torch.zeros_like(gradient)
     if not bool(free.any()):
         return step
-    degree = weights.sum(dim=1)
-    root = degree[free].sqrt()  # unit diagonal: a well-scaled matrix for the factorisation
+    root = (weights.sum(dim=1) + damping)[free].sqrt()  # unit diagonal: well scaled for the factorisation
     matrix = torch.eye(int(free.sum()), dtype=torch.float64) - weights[free][:, free] / torch.outer(root, root)
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        matrix.diagonal().add_(1e-14 * len(root))  # couplings below rounding: any damping will do
-        factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
         return step
     step[free] = -torch.cholesky_solve((gradient[free] / root)[:, None], factor)[:, 0] / root
