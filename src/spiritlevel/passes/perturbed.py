@@ -39,21 +39,19 @@ class Perturbed:
         survey = self.problem.survey
         return (self.sample_losses(sets) - survey.losses) @ survey.weights / survey.total_weight
 
-    @torch.no_grad()
     def sample_losses(self, sets: Iterable[Parameters]) -> Tensor:
         """Return every sample's loss at each set, (K, N) in float64 on the CPU."""
         problem = self.problem
         found = [torch.zeros(0, problem.survey.count, dtype=torch.float64)]
         for few in self._chunks(sets):
             columns = []
-            for batch in self._sweep():
-                losses = [problem.loss.per_sample(problem.outputs(batch.content, one), batch.content)[0] for one in few]
-                columns.append(torch.stack(losses).double().cpu())
+            with problem.session(), torch.no_grad():
+                for batch in self._batches():
+                    columns.append(torch.stack([self._losses(batch, one)[0] for one in few]).double().cpu())
             problem.spent["forward"] += len(few)
             found.append(torch.cat(columns, dim=1))
         return torch.cat(found)
 
-    @torch.no_grad()
     def errors(self, sets: Iterable[Parameters]) -> Tensor:
         """Return the share of samples whose largest output is not their label, for each set, (K,)."""
         problem = self.problem
@@ -65,10 +63,11 @@ class Perturbed:
         found = []
         for few in self._chunks(sets):
             wrong = torch.zeros(len(few), dtype=torch.float64)
-            for batch in self._sweep():
-                labels = labels_of(batch.content)
-                for k, one in enumerate(few):
-                    wrong[k] += float((problem.outputs(batch.content, one).argmax(1) != labels).sum())
+            with problem.session(), torch.no_grad():
+                for batch in self._batches():
+                    labels = labels_of(batch.content)
+                    for k, one in enumerate(few):
+                        wrong[k] += float((problem.outputs(batch.content, one).argmax(1) != labels).sum())
             problem.spent["forward"] += len(few)
             found.append(wrong / problem.survey.count)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
@@ -86,28 +85,31 @@ class Perturbed:
             leaves = [{name: tensor.detach().clone().requires_grad_() for name, tensor in one.items()} for one in few]
             totals = [{n: torch.zeros_like(t, dtype=torch.float64) for n, t in one.items()} for one in few]
             values = torch.zeros(len(few), dtype=torch.float64)
-            for batch in self._sweep():
-                for k, leaf in enumerate(leaves):
-                    losses, weights = problem.loss.per_sample(problem.outputs(batch.content, leaf), batch.content)
-                    mean = (weights.detach() / problem.survey.total_weight * losses).sum()
-                    values[k] += float(mean.detach())
-                    parts = torch.autograd.grad(mean, list(leaf.values()), allow_unused=True, materialize_grads=True)
-                    for name, part in zip(leaf, parts):
-                        totals[k][name] += part
+            with problem.session():
+                for batch in self._batches():
+                    for k, leaf in enumerate(leaves):
+                        losses, weights = self._losses(batch, leaf)
+                        share = weights.detach() / problem.survey.total_weight
+                        values[k] += float((share * losses.detach()).sum(dtype=torch.float64))
+                        parts = torch.autograd.grad(
+                            (share * losses).sum(), list(leaf.values()), allow_unused=True, materialize_grads=True
+                        )
+                        for name, part in zip(leaf, parts):
+                            totals[k][name] += part
             problem.spent["gradient"] += len(few)
             losses_found.append(values)
             gradients_found.extend(totals)
         return torch.cat(losses_found) if losses_found else torch.zeros(0, dtype=torch.float64), gradients_found
 
-    def _sweep(self) -> Iterator[Batch]:
-        problem = self.problem
-        with problem.session():
-            for batch in problem.batches("losses at other parameters"):
-                if batch.start == 0:
-                    with torch.no_grad():
-                        losses, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-                    problem.agrees(batch, losses)
-                yield batch
+    def _batches(self) -> Iterator[Batch]:
+        """Sweep the data inside a session of the caller's, which ends with the caller even where it is interrupted."""
+        for batch in self.problem.batches("losses at other parameters"):
+            if batch.start == 0:
+                self.problem.agrees(batch, self._losses(batch, None)[0])
+            yield batch
+
+    def _losses(self, batch: Batch, parameters: Parameters | None) -> tuple[Tensor, Tensor]:
+        return self.problem.loss.per_sample(self.problem.outputs(batch.content, parameters), batch.content)
 
     def _chunks(self, sets: Iterable[Parameters]) -> Iterator[list[dict[str, Tensor]]]:
         stream = (self._placed(one) for one in sets)
