@@ -38,6 +38,16 @@ class Symmetry:
 
 
 @dataclass(frozen=True)
+class Analysis:
+    """What the maps need: the walk over scales, its classes with and without the ε's demands, the walk over units."""
+
+    walk: Walk
+    exact: Classes
+    loose: Classes
+    units: Walk
+
+
+@dataclass(frozen=True)
 class Symmetries:
     """Every symmetry found in a network, in the order of its layers; iterates over them."""
 
@@ -45,9 +55,7 @@ class Symmetries:
     left_alone: tuple[tuple[str, str], ...]
     reason: str = ""
     mode: str = "eval"
-    walk: Walk | None = field(default=None, repr=False, compare=False)
-    exact: Classes | None = field(default=None, repr=False, compare=False)
-    units: Walk | None = field(default=None, repr=False, compare=False)
+    analysis: Analysis | None = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Symmetry]:
         return iter(self.symmetries)

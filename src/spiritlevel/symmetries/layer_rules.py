@@ -150,7 +150,7 @@ def batch_norm(walk: Walk, a: dict[str, Any]) -> Labels:
     channels = walk.along(x, 1)
     batch_statistics = a["training"] or a["running_mean"] is None
     if batch_statistics:
-        walk.equations.nearly_fixed(channels, _epsilon(a["eps"], "BatchNorm with batch statistics"))
+        walk.equations.normalised(channels, a["eps"], "BatchNorm with batch statistics")
         channels = np.full_like(channels, FIXED)
     else:
         walk.use(a["running_mean"], (1, channels))
@@ -165,7 +165,7 @@ def instance_norm(walk: Walk, a: dict[str, Any]) -> Labels:
         return batch_norm(walk, {**a, "training": False})
     x = walk.value(a["input"])
     channels = walk.along(x, 1)
-    walk.equations.nearly_fixed(channels, _epsilon(a["eps"], "InstanceNorm"))
+    walk.equations.normalised(channels, a["eps"], "InstanceNorm")
     out = _affine(walk, np.full_like(channels, FIXED), a["weight"], a["bias"])
     return out.reshape([1, -1] + [1] * (len(x.shape) - 2))
 
@@ -177,7 +177,7 @@ def group_norm(walk: Walk, a: dict[str, Any]) -> Labels:
     channels = walk.along(x, 1)
     groups = channels.reshape(a["num_groups"], -1)
     walk.equations.same(groups, groups[:, :1])
-    walk.equations.nearly_fixed(channels, _epsilon(a["eps"], "GroupNorm"))
+    walk.equations.normalised(channels, a["eps"], "GroupNorm")
     out = _affine(walk, np.full_like(channels, FIXED), a["weight"], a["bias"])
     return out.reshape([1, -1] + [1] * (len(x.shape) - 2))
 
@@ -187,7 +187,7 @@ def layer_norm(walk: Walk, a: dict[str, Any]) -> Labels:
     """One common scale is free before it, but for ε; after it every feature is."""
     x = walk.value(a["input"])
     axes = range(-len(a["normalized_shape"]), 0)
-    walk.equations.nearly_fixed(walk.level(x, *axes), _epsilon(a["eps"], "LayerNorm"))
+    walk.equations.normalised(walk.level(x, *axes), a["eps"], "LayerNorm")
     fixed = np.full(a["normalized_shape"], FIXED, dtype=np.int64)
     out = _affine(walk, fixed, a["weight"], a.get("bias"))
     return out.reshape((1,) * (len(x.shape) - out.ndim) + out.shape)
@@ -202,7 +202,3 @@ def _affine(walk: Walk, before: Labels, weight: Any, bias: Any) -> Labels:
     else:
         raise CannotFollow("its weight is computed in a way that is not followed")
     return _with_bias(walk, out, bias)
-
-
-def _epsilon(eps: float | None, name: str) -> str:
-    return f"{name} divides by √(variance + ε), ε = {eps:g}" if eps else f"{name} divides by √(variance + ε)"

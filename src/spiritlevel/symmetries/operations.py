@@ -148,6 +148,16 @@ def multiplication(walk: Walk, a: dict[str, Any]) -> Labels:
     return out
 
 
+@rule("glu")
+def gate(walk: Walk, a: dict[str, Any]) -> Labels:
+    """The first half is multiplied by a sigmoid of the second, whose scale is fixed."""
+    x = walk.value(a["self"])
+    first, second = np.split(walk.along(x, a["dim"]), 2)
+    walk.leave_alone("its gate is a sigmoid")
+    walk.equations.same(second, FIXED)
+    return first.reshape([-1 if axis == a["dim"] % len(x.shape) else 1 for axis in range(len(x.shape))])
+
+
 @rule("square", "pow")
 def power(walk: Walk, a: dict[str, Any]) -> Labels:
     """A whole power multiplies the scale with itself."""

@@ -26,18 +26,19 @@ def permute_neurons(
     stream move in every layer of it.
     """
     found = found or find(model, example, mode=mode)
-    if found.units is None:
+    if found.analysis is None:
         raise SpiritlevelError(f"no units can change places: {found.reason}")
-    classes = found.units.equations.settled()
+    state = found.analysis.units
+    classes = state.equations.settled()
     generator = torch.Generator().manual_seed(seed)
     source: dict[int, int] = {}  # the unit whose place in the original a unit of the copy is read from
-    for units in exchangeable(found.units, classes):
+    for units in exchangeable(state, classes):
         order = torch.randperm(len(units), generator=generator).tolist()
         source.update((unit, units[i]) for unit, i in zip(units, order))
     changed = copied(unwrapped(model))
     tensors = {**dict(changed.named_parameters()), **dict(changed.named_buffers())}
     with torch.no_grad():
-        for name, terms in found.units.uses.items():
+        for name, terms in state.uses.items():
             tensor = tensors[name]
             for _, labels in terms:
                 of_axis = classes.of_label[labels]
@@ -51,7 +52,7 @@ def permute_neurons(
                     full = np.broadcast_to(of_axis, tuple(tensor.shape))
                     index = torch.from_numpy(_order(full.ravel(), source)).to(tensor.device)
                     tensor.copy_(tensor.flatten()[index].view_as(tensor))
-    prove(unwrapped(model), changed, example, mode=mode)
+    prove(unwrapped(model), changed, example, mode=found.mode)
     return changed
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.symmetries.found import Symmetries
+from spiritlevel.symmetries.found import Analysis, Symmetries
 from spiritlevel.symmetries.proof import prove
 from spiritlevel.symmetries.scales import Classes, Conflict
 from spiritlevel.symmetries.search import find, groups, labels_of
@@ -32,9 +32,10 @@ def rescale_layers(
 
     Weights and biases of the layer take the factor, whatever consumes its output is divided by it, and layers that
     share a sum with it (a residual stream) take it too (Petzka et al. 2019, Theorem 2, with biases carried along).
-    ``found`` is the result of an earlier ``find`` on the same model, to save its time.
+    ``found`` is the result of an earlier ``find`` on the same model, to save its time; its mode is then used.
     """
-    state, exact, found = _analysed(model, example, mode, found)
+    analysis, found = _analysed(model, example, mode, found)
+    state, exact = analysis.walk, analysis.exact
     for layer, factor in factors.items():
         if layer not in state.produced:
             raise UsageError(
@@ -42,7 +43,7 @@ def rescale_layers(
             )
         _check_factor(factor, f"the factor of layer {layer!r}")
     scales, approximate = None, False
-    for classes in (exact, state.equations.settled(approximate=True)):
+    for classes in (exact, analysis.loose):
         try:
             scales = classes.solve(_given(state, classes, factors))
             break
@@ -53,7 +54,7 @@ def rescale_layers(
     changed = _scaled(unwrapped(model), state, scales)
     advice = "the layer stands before a normalisation, whose ε makes its scale only approximately free"
     try:
-        prove(unwrapped(model), changed, example, mode=mode, advice=advice if approximate else "")
+        prove(unwrapped(model), changed, example, mode=found.mode, advice=advice if approximate else "")
     except SpiritlevelError as error:
         if approximate:
             raise UsageError(str(error)) from error
@@ -78,7 +79,8 @@ def rescale_neurons(
     ``factors``: for each name of a neuron symmetry in ``find`` a tensor with as many entries as it has factors; groups
     not named keep their scale.
     """
-    state, classes, found = _analysed(model, example, mode, found)
+    analysis, found = _analysed(model, example, mode, found)
+    state, classes = analysis.walk, analysis.exact
     free = {name: independent for name, (_, independent) in groups(state, classes).items() if independent}
     given: dict[int, float] = {}
     if factors is None:
@@ -102,7 +104,7 @@ def rescale_neurons(
                 _check_factor(value, f"an entry of factors[{name!r}]")
             given.update(zip(free[name], flat))
     changed = _scaled(unwrapped(model), state, classes.solve(given))
-    prove(unwrapped(model), changed, example, mode=mode)
+    prove(unwrapped(model), changed, example, mode=found.mode)
     return changed
 
 
@@ -125,11 +127,11 @@ def scale_output(
         raise UsageError(f"where is {where!r}; it is 'last' or 'all'")
     _check_factor(alpha, "alpha")
     found = found or find(model, example, mode=mode)
-    if found.walk is None or found.exact is None:
+    if found.analysis is None:
         changed = _last_linear_scaled(unwrapped(model), example, alpha, found)
-        prove(unwrapped(model), changed, example, alpha=alpha, mode=mode)
+        prove(unwrapped(model), changed, example, alpha=alpha, mode=found.mode)
         return changed
-    state, classes = found.walk, found.exact
+    state, classes = found.analysis.walk, found.analysis.exact
     given = {classes.output: alpha}
     if not found.of_kind("output_scale"):
         raise UsageError(
@@ -139,15 +141,15 @@ def scale_output(
     if where == "all":
         given.update(_even_shares(state, classes, alpha, found))
     changed = _scaled(unwrapped(model), state, classes.solve(given))
-    prove(unwrapped(model), changed, example, alpha=alpha, mode=mode)
+    prove(unwrapped(model), changed, example, alpha=alpha, mode=found.mode)
     return changed
 
 
-def _analysed(model: nn.Module, example: Any, mode: str, found: Symmetries | None) -> tuple[Walk, Classes, Symmetries]:
+def _analysed(model: nn.Module, example: Any, mode: str, found: Symmetries | None) -> tuple[Analysis, Symmetries]:
     found = found or find(model, example, mode=mode)
-    if found.walk is None or found.exact is None:
+    if found.analysis is None:
         raise SpiritlevelError(f"nothing can be rescaled: {found.reason}")
-    return found.walk, found.exact, found
+    return found.analysis, found
 
 
 def _check_factor(factor: float, what: str) -> None:
@@ -185,8 +187,10 @@ def _why_not(state: Walk, classes: Classes, factors: Mapping[str, float], found:
 
 
 def _listing(found: Symmetries, before: str) -> str:
-    shown = [f"{where} ({reason})" for where, reason in found.left_alone[:3]]
-    return before + ", ".join(shown) + (", ..." if len(found.left_alone) > 3 else "") if shown else ""
+    """List the first operations that fix scales, for a message."""
+    reasons = [f"{where} ({reason})" for where, reason in found.left_alone]
+    reasons += dict.fromkeys(each.reason for each in found if each.reason)
+    return before + ", ".join(reasons[:3]) + (", ..." if len(reasons) > 3 else "") if reasons else ""
 
 
 def _scaled(model: nn.Module, state: Walk, scales: NDArray[np.float64]) -> nn.Module:
@@ -212,6 +216,8 @@ def _even_shares(state: Walk, classes: Classes, alpha: float, found: Symmetries)
     The factor of a weight is (scale out)/(scale in); the logarithms of all factors have the least sum of squares, with
     the outputs at α. Normalisations keep their γ and hand the scale on.
     """
+    if classes.rows:
+        raise UsageError("alpha cannot be shared over all layers: activations are multiplied; use where='last'")
     of_class = {classes.fixed: "", classes.output: "outputs"}  # one unknown for all classes of a group of layers
     for name, (members, _) in groups(state, classes).items():
         for layer in members:
@@ -219,7 +225,7 @@ def _even_shares(state: Walk, classes: Classes, alpha: float, found: Symmetries)
     pairs: set[tuple[str, str]] = set()
     stuck: list[str] = []
     for name, terms in state.uses.items():
-        sides = [{of_class[each] for each in np.unique(classes.of_label[labels]).tolist()} for _, labels in terms]
+        sides = [{of_class.get(each, "") for each in np.unique(classes.of_label[labels])} for _, labels in terms]
         if max(labels.ndim for _, labels in terms) > 1:
             if sides[0] == {""}:
                 stuck.append(repr(name.rpartition(".")[0] or name))
@@ -233,7 +239,7 @@ def _even_shares(state: Walk, classes: Classes, alpha: float, found: Symmetries)
             pairs = {tuple(merged if g in (first, second) else g for g in pair) for pair in pairs}  # type: ignore[misc]
     if stuck:
         raise UsageError(
-            f"alpha cannot be shared over all layers: the scale of {', '.join(stuck)} is fixed"
+            f"alpha cannot be shared over all layers: the scale of {', '.join(dict.fromkeys(stuck))} is fixed"
             + _listing(found, " by ")
             + "; use where='last'"
         )

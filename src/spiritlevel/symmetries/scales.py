@@ -36,6 +36,7 @@ class Equations:
     equal: list[tuple[Labels, Labels]] = field(default_factory=list)
     products: list[tuple[tuple[int, ...], Labels]] = field(default_factory=list)
     approximate: list[tuple[Labels, str]] = field(default_factory=list)
+    absorbed: list[Labels] = field(default_factory=list)
 
     def fresh(self, *shape: int) -> Labels:
         """Return new labels, free until an equation says otherwise."""
@@ -54,9 +55,12 @@ class Equations:
         columns = np.stack([each.ravel() for each in np.broadcast_arrays(*labels)], axis=1)
         self.products.append((signs, np.unique(columns, axis=0)))
 
-    def nearly_fixed(self, labels: Labels, reason: str) -> None:
-        """Fix scales that are free but for the ε of a normalisation."""
-        self.approximate.append((labels.ravel(), reason))
+    def normalised(self, labels: Labels, epsilon: float | None, name: str) -> None:
+        """Say that a normalisation removes these scales: exactly with ε = 0, else they are free but for its ε."""
+        self.absorbed.append(labels.ravel())
+        if epsilon != 0:
+            size = f", ε = {epsilon:g}" if epsilon else ""
+            self.approximate.append((labels.ravel(), f"{name} divides by √(variance + ε){size}"))
 
     def settled(self, *, approximate: bool = False) -> Classes:
         """Gather labels of equal scale into classes; with ``approximate`` the ε of normalisations is ignored."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from spiritlevel.errors import UsageError
-from spiritlevel.symmetries.found import Symmetries, Symmetry
+from spiritlevel.symmetries.found import Analysis, Symmetries, Symmetry
 from spiritlevel.symmetries.operations import RULES
 from spiritlevel.symmetries.scales import Classes, Conflict, Labels
 from spiritlevel.symmetries.tracing import as_call, copied, in_mode, trace, unwrapped
@@ -35,10 +36,20 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Symmetries((), (), f"the network cannot be traced ({type(error).__name__}: {first})", mode)
     state, units = follow(traced, Walk(RULES)), follow(traced, UnitWalk())
-    exact = state.equations.settled()
-    loose = state.equations.settled(approximate=True)
+    exact, loose = settled(state), settled(state, approximate=True)
     found = [*_rescalings(state, exact, loose), *_output_scale(state, exact), *_permutations(units)]
-    return Symmetries(tuple(found), tuple(state.left_alone), "", mode, state, exact, units)
+    return Symmetries(tuple(found), tuple(state.left_alone), "", mode, Analysis(state, exact, loose, units))
+
+
+def settled(state: Walk, *, approximate: bool = False) -> Classes:
+    """Gather the scales of a walk into classes, without those of entries that nothing reads."""
+    classes = state.equations.settled(approximate=approximate)
+    read = {classes.fixed, classes.output}.union(*classes.rows)
+    taken = [labels for terms in state.uses.values() for sign, labels in terms if sign < 0]
+    for labels in (*taken, *state.equations.absorbed):
+        read.update(np.unique(classes.of_label[labels]).tolist())
+    unread = np.setdiff1d(np.unique(classes.of_label), np.array(sorted(read)))
+    return replace(classes, of_label=np.where(np.isin(classes.of_label, unread), classes.fixed, classes.of_label))
 
 
 def labels_of(state: Walk, layer: str) -> Labels:
@@ -51,6 +62,7 @@ def groups(state: Walk, classes: Classes) -> dict[str, tuple[tuple[str, ...], li
 
     A group is named by its first layer.
     """
+    order = {layer: i for i, layer in enumerate(state.produced)}
     of_class: dict[int, str] = {}
     members: dict[str, list[str]] = {}
     home: dict[str, str] = {}
@@ -58,8 +70,8 @@ def groups(state: Walk, classes: Classes) -> dict[str, tuple[tuple[str, ...], li
         movable = classes.movable(labels_of(state, layer))
         if not movable:
             continue
-        names = dict.fromkeys(home[of_class[each]] for each in movable if each in of_class)
-        name, *others = [*names, layer][: max(len(names), 1)]
+        names = {home[of_class[each]] for each in movable if each in of_class} or {layer}
+        name, *others = sorted(names, key=order.__getitem__)
         members.setdefault(name, []).append(layer)
         home[layer] = name
         for other in others:
@@ -72,7 +84,6 @@ def groups(state: Walk, classes: Classes) -> dict[str, tuple[tuple[str, ...], li
     for each, layer in of_class.items():
         if each not in dependent:
             independent[home[layer]].append(each)
-    order = {layer: i for i, layer in enumerate(state.produced)}
     return {name: (tuple(sorted(layers, key=order.__getitem__)), independent[name]) for name, layers in members.items()}
 
 
@@ -88,12 +99,13 @@ def _rescalings(state: Walk, exact: Classes, loose: Classes) -> list[Symmetry]:
                     continue
                 reason = _why_approximate(state, loose, independent)
             together = set().union(*(classes.movable(labels_of(state, layer)) for layer in members))
+            if not independent:
+                continue
             if _can_move(state, classes, members, together) and (
                 is_exact or not any(each.exact and set(each.layers) & set(members) for each in layers)
             ):
                 layers.append(Symmetry("layers", name, members, 1, is_exact, reason))
-            if independent:
-                neurons.append(Symmetry("neurons", name, members, len(independent), is_exact, reason))
+            neurons.append(Symmetry("neurons", name, members, len(independent), is_exact, reason))
     return layers + neurons
 
 

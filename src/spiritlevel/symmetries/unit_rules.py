@@ -94,6 +94,23 @@ def _restricted(labels: Labels, shape: tuple[int, ...]) -> Labels | None:
     return labels.reshape(labels.shape[offset:])
 
 
+@rule("mm", "matmul")
+def matmul(walk: Walk, a: dict[str, Any]) -> Labels:
+    """A product with a parameter is a linear layer; of two activations, sums run over places."""
+    if isinstance(a.get("mat2", a.get("other")), Stored):
+        return LAYER_RULES["matmul"](walk, a)
+    raise CannotFollow("a product of two activations holds units in place")
+
+
+@rule("glu")
+def gate(walk: Walk, a: dict[str, Any]) -> Labels:
+    """A unit and its gate move together."""
+    x = walk.value(a["self"])
+    first, second = np.split(walk.along(x, a["dim"]), 2)
+    walk.equations.same(first, second)
+    return first.reshape([-1 if axis == a["dim"] % len(x.shape) else 1 for axis in range(len(x.shape))])
+
+
 @rule("prelu")
 def prelu(walk: Walk, a: dict[str, Any]) -> Labels:
     """Slopes of channels move with them."""
@@ -163,14 +180,17 @@ def reduction(walk: Walk, a: dict[str, Any]) -> Labels:
 
 
 def exchangeable(state: Walk, classes: Classes) -> list[list[int]]:
-    """Return sets of units that can change places: those that appear equally often at the same places."""
+    """Return sets of units that can change places: those read equally often at the same places."""
     places: dict[int, Counter[tuple[str, int]]] = {}
+    read: set[int] = set()
     for name, terms in state.uses.items():
-        for i, (_, labels) in enumerate(terms):
+        for i, (sign, labels) in enumerate(terms):
+            if sign < 0:
+                read.update(classes.of_label[labels].ravel().tolist())
             for each, count in zip(*np.unique(classes.of_label[labels], return_counts=True)):
                 places.setdefault(int(each), Counter())[name, i] += int(count)
     alike: dict[frozenset[tuple[tuple[str, int], int]], list[int]] = {}
     for each in sorted(places):
-        if each not in (classes.fixed, classes.output):
+        if each in read - {classes.fixed, classes.output}:
             alike.setdefault(frozenset(places[each].items()), []).append(each)
     return [units for units in alike.values() if len(units) > 1]

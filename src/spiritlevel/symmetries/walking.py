@@ -104,9 +104,10 @@ class Walk:
 
     def use(self, tensor: Stored, *terms: tuple[int, Labels]) -> None:
         """Say how a stored tensor is scaled; a second use of the same tensor must ask for the same factor."""
-        known = self.uses.setdefault(tensor.name, list(terms))
-        if known == list(terms) or known is terms:
+        if tensor.name not in self.uses:
+            self.uses[tensor.name] = list(terms)
             return
+        known = self.uses[tensor.name]
         both = [*known, *((-sign, labels) for sign, labels in terms)]
         signs = tuple(sign for sign, _ in both)
         rank = len(tensor.shape)
