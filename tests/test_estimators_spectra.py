@@ -12,8 +12,10 @@ from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.estimators.probes import random_signs
+from spiritlevel.estimators.quadrature import extreme_ritz, frobenius_squared
 
 SIZE = 120
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def spectra() -> dict[str, Tensor]:
@@ -182,6 +184,22 @@ def test_probes_do_not_depend_on_their_company_or_on_where_the_basis_lies() -> N
     torch.testing.assert_close(alone.betas[:, 0], together.betas[:, 2], rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("home", [None, "cpu"])
+def test_every_device_with_the_basis_there_or_on_the_cpu(device: str, home: str | None) -> None:
+    values = SPECTRA["outliers"]
+    dense = matrix(values, torch.float32).to(device)
+    start = random_signs(SIZE, 4, device=device)
+    result = lanczos(lambda x: dense @ x, start, 20, basis_device=home)
+    assert result.basis.device.type == (home or device)
+    assert extreme_ritz(result, "largest")[0] == pytest.approx(8.0, rel=1e-5)
+    assert frobenius_squared(result).value == pytest.approx(float(values.square().sum()), rel=1e-4)
+    pairs = top_eigenpairs(lambda x: dense @ x, SIZE, 2, "magnitude", device=device, basis_device=home, start=start)
+    assert pairs.status == "ok"
+    assert pairs.vectors.device.type == device
+    torch.testing.assert_close(pairs.values, torch.tensor([-9.0, 8.0], dtype=torch.float64), rtol=1e-5, atol=0)
+
+
 def test_one_call_of_all_columns_per_step_and_a_callback_that_stops() -> None:
     dense = matrix(SPECTRA["triple"])
     calls: list[tuple[int, ...]] = []
@@ -231,6 +249,22 @@ def test_eigenpairs_are_the_right_ones_within_certificates(
     assert (vectors.T @ vectors - torch.eye(4)).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
     true = torch.linalg.vector_norm(dense.double() @ vectors - vectors * pairs.values, dim=0)
     assert (true - pairs.residuals).abs().max() <= 50 * torch.finfo(dtype).eps * norm
+
+
+@dtypes
+def test_short_end_of_a_lopsided_spectrum_needs_its_own_scale(dtype: torch.dtype) -> None:
+    values = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 4 * 0.05
+    values[:100] *= -1.0
+    values[0], values[1] = -0.06, 10.0
+    diagonal = values.to(dtype)[:, None]
+    pairs = top_eigenpairs(lambda x: diagonal * x, 2000, 1, "smallest", relative_to="value", dtype=dtype)
+    assert pairs.status == "ok"
+    assert float(pairs.values[0]) == pytest.approx(-0.06, rel=1e-4)
+    assert float(pairs.residuals[0]) <= 1e-3 * 0.06
+    # Exact zeros have no scale of their own: rounding of the norm is the floor.
+    projector = torch.zeros(SIZE, 1, dtype=dtype)
+    projector[:3] = 1.0
+    assert top_eigenpairs(lambda x: projector * x, SIZE, 2, "smallest", relative_to="value", dtype=dtype).status == "ok"
 
 
 @dtypes
@@ -307,6 +341,8 @@ def test_refusals_name_what_is_wrong() -> None:
         top_eigenpairs(product, SIZE, 1, "biggest")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="k must"):
         top_eigenpairs(product, SIZE, SIZE + 1)
+    with pytest.raises(UsageError, match="relative_to"):
+        top_eigenpairs(product, SIZE, 1, relative_to="nothing")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="max_basis"):
         top_eigenpairs(product, SIZE, 4, max_basis=8)
     with pytest.raises(UsageError, match="start"):

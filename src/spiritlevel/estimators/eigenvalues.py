@@ -24,6 +24,9 @@ from spiritlevel.estimators.probes import seeded_generator
 
 Which = Literal["largest", "smallest", "magnitude"]
 
+# No residual can be asked to fall below this many roundings of the matrix's norm.
+ROUNDING_FLOOR = 50.0
+
 
 @dataclass(frozen=True)
 class Eigenpairs:
@@ -54,6 +57,7 @@ def top_eigenpairs(
     which: Which = "largest",
     *,
     tolerance: float = 1e-3,
+    relative_to: Literal["norm", "value"] = "norm",
     max_sweeps: int = 200,
     block: int | None = None,
     max_basis: int | None = None,
@@ -70,6 +74,9 @@ def top_eigenpairs(
     most ``max_basis`` vectors, of which the best Ritz vectors survive a restart.  Done when the residual of every pair
     asked for, measured by one more product, is at most ``tolerance`` times the largest Ritz value in magnitude;
     otherwise ``max_sweeps`` products are spent and the status says so, and the residuals say how far it came.
+    With ``relative_to="value"`` the residual must be small against the eigenvalue itself, down to rounding: ask for
+    that at an end of the spectrum much shorter than the other (a slightly negative smallest eigenvalue beside a large
+    positive one), where a residual small against the norm says nothing, not even about the sign.
     ``start`` (P, any number of columns) is filled up with random columns to the width of the block.  ``callback`` sees
     (sweeps, values, residuals by recurrence) after each sweep and stops the search by returning True.
     """
@@ -77,6 +84,8 @@ def top_eigenpairs(
         raise UsageError(f"which must be one of {', '.join(get_args(Which))}; found {which!r}.")
     if not 1 <= k <= size:
         raise UsageError(f"k must lie between 1 and the order of the matrix, {size}; found {k}.")
+    if relative_to not in ("norm", "value"):
+        raise UsageError(f"relative_to must be norm or value; found {relative_to!r}.")
     if max_sweeps < 2 or tolerance <= 0:
         raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
     block = min(size, block if block is not None else min(2 * k, k + 2))
@@ -90,6 +99,12 @@ def top_eigenpairs(
     if limit < k + 2 * block and limit < size:
         raise UsageError(f"max_basis must hold k + 2 block = {k + 2 * block} vectors; found {limit}.")
 
+    def small_enough(values: Tensor, residuals: Tensor, scale: float) -> bool:
+        allowed = torch.full_like(values, tolerance * scale)
+        if relative_to == "value":
+            allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
+        return len(values) == k and bool((residuals <= allowed).all())
+
     search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
     search.expand(search.start_block(start, block))
     best = torch.full((k,), torch.inf, dtype=torch.float64)
@@ -97,8 +112,8 @@ def top_eigenpairs(
         values, expected, scale = search.ritz()
         stop = callback is not None and bool(callback(search.sweeps, values, expected))
         last = stop or search.sweeps + 1 >= max_sweeps
-        if search.full or last or bool((expected <= tolerance * scale).all()):
-            pairs = search.measured(tolerance)
+        if search.full or last or small_enough(values, expected, scale):
+            pairs = search.measured(small_enough)
             # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
             stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
             if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
@@ -181,7 +196,7 @@ class _Search:
             float(values.abs().max()),
         )
 
-    def measured(self, tolerance: float) -> Eigenpairs:
+    def measured(self, small_enough: Callable[[Tensor, Tensor, float], bool]) -> Eigenpairs:
         """Multiply the wanted Ritz vectors and return them with Rayleigh quotients and residuals of that product."""
         values, vectors, _ = self._decomposed()
         order = self._order(values)[: self.k]
@@ -198,9 +213,7 @@ class _Search:
         order = self._order(found)
         found, errors, rows = found[order], errors[order], rows[order.to(rows.device)]
         scale = max(float(values.abs().max()), float(found.abs().max()))
-        status: Literal["ok", "budget_spent"] = "ok" if len(found) == self.k else "budget_spent"
-        if bool((errors > tolerance * scale).any()):
-            status = "budget_spent"
+        status: Literal["ok", "budget_spent"] = "ok" if small_enough(found, errors, scale) else "budget_spent"
         return Eigenpairs(found, rows.T.to(self.device), errors, status, self.sweeps, self.products)
 
     def _product(self, rows: Tensor) -> Tensor:
