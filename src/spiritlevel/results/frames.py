@@ -1,0 +1,56 @@
+"""Reports as rows of a data frame; pandas is loaded only where one is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spiritlevel.errors import SpiritlevelError
+from spiritlevel.estimate import Estimate
+
+if TYPE_CHECKING:
+    from spiritlevel.results.report import Report
+
+ESTIMATE_COLUMNS = (
+    "value", "stderr", "stderr_data", "interval_low", "interval_high", "how", "verified", "status", "reason",
+    "samples", "passes",
+)  # fmt: skip
+# What tells reports apart in a long table.
+HEADER_COLUMNS = (
+    "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
+    "at_minimum", "seed", "mode", "dtype", "fingerprint", "trained",
+)  # fmt: skip
+
+
+def pandas() -> Any:
+    """Return the pandas module, or say in one sentence how to get it."""
+    try:
+        import pandas as module
+    except ImportError as error:
+        raise SpiritlevelError(
+            "data frames need pandas, which is not installed; run pip install 'spiritlevel[studies]', or use "
+            "report.record() and report.scalars()"
+        ) from error
+    return module
+
+
+def estimate_cells(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate's cells, the certificate as two of them."""
+    low, high = estimate.interval or (None, None)
+    parts = {"interval_low": low, "interval_high": high}
+    return {name: parts[name] if name in parts else getattr(estimate, name) for name in ESTIMATE_COLUMNS}
+
+
+def network_rows(report: Report) -> list[dict[str, Any]]:
+    """Return one row a measure."""
+    return [
+        {"measure": name, "title": report.title(name), **estimate_cells(estimate)} for name, estimate in report.items()
+    ]
+
+
+def layer_rows(report: Report) -> list[dict[str, Any]]:
+    """Return one row a quantity and layer."""
+    return [
+        {"quantity": quantity, "layer": layer, **estimate_cells(estimate)}
+        for quantity, layers in report.per_layer.items()
+        for layer, estimate in layers.items()
+    ]

@@ -1,0 +1,127 @@
+"""Reports as strict JSON: one layout with a version, published as a schema; what is not finite becomes null."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.estimate import Estimate
+
+SCHEMA_VERSION = 1
+ESTIMATE_FIELDS = (
+    "value", "stderr", "stderr_data", "interval", "how", "verified", "status", "reason", "samples", "passes", "details",
+)  # fmt: skip
+
+HEADER_FIELDS = (
+    "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
+    "gradient_noise", "at_minimum", "seed", "fingerprint", "mode", "dtype", "device", "parameters", "layers",
+    "exact_layers", "versions", "wall_time", "passes", "notes", "trained",
+)  # fmt: skip
+
+
+def schema() -> dict[str, Any]:
+    """Return the published JSON Schema of a report file."""
+    text = resources.files("spiritlevel.results").joinpath("report.schema.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+def as_json(value: Any) -> Any:
+    """Return plain JSON values: tensors and arrays become lists, numbers that are not finite become null."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (Tensor, np.ndarray)):
+        return as_json(value.tolist())
+    if isinstance(value, np.generic):
+        return as_json(value.item())
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(as_json(item) for item in value)
+    return str(value)
+
+
+def estimate_record(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as JSON values."""
+    return {name: as_json(getattr(estimate, name)) for name in ESTIMATE_FIELDS}
+
+
+def read_estimate(record: Mapping[str, Any]) -> Estimate:
+    """Return the estimate of a record; null stands for a value that was not finite."""
+    interval = record.get("interval")
+    return Estimate(
+        value=_number(record["value"]),
+        stderr=_number(record["stderr"]),
+        stderr_data=record.get("stderr_data"),
+        interval=None if interval is None else (_number(interval[0]), _number(interval[1])),
+        how=record["how"],
+        verified=record["verified"],
+        status=record["status"],
+        reason=record["reason"],
+        samples=record["samples"],
+        passes=record["passes"],
+        details=dict(record["details"]),
+    )
+
+
+def strict_dumps(record: Any) -> str:
+    """Return strict JSON text, without the NaN and Infinity that the standard does not know."""
+    return json.dumps(record, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+
+
+def strict_loads(text: str, source: str) -> Any:
+    """Return the content of strict JSON text; ``source`` names it in a refusal."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise SpiritlevelError(f"{source} is not a report: it is not strict JSON ({error})") from error
+
+
+def read_file(path: Path) -> Any:
+    """Return the checked record of a report file, of one report or of several."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}; give a report saved with --json or Report.save") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpiritlevelError(f"{path} cannot be read as a report ({' '.join(str(error).split())})") from error
+    record = strict_loads(text, str(path))
+    check_record(record, str(path))
+    return record
+
+
+def check_record(record: Any, source: str) -> None:
+    """Refuse what is not a report of a version that can be read."""
+    if not isinstance(record, dict) or "schema_version" not in record:
+        raise SpiritlevelError(f"{source} is not a report: it has no schema_version; give a file saved by spiritlevel")
+    version = record["schema_version"]
+    if version != SCHEMA_VERSION:
+        raise SpiritlevelError(
+            f"{source} has schema version {version!r}, and this spiritlevel reads version {SCHEMA_VERSION}; "
+            "use the version that wrote it"
+        )
+    parts = {"header": dict, "settings": dict, "measures": dict, "layers": dict, "neurons": dict, "samples": dict}
+    for part, kind in parts.items():
+        if "reports" not in record and not isinstance(record.get(part), kind):
+            raise SpiritlevelError(f"{source} is not a complete report: its part {part!r} is missing or damaged")
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,188 @@
+"""The report of one network: estimates by network, layer, neuron and sample, and what they were taken on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.estimate import Estimate
+from spiritlevel.results import frames, records, webpage
+from spiritlevel.results.writing import replacing
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Mapping[str, Estimate]):
+    """A mapping from measure to estimate, with the layers, neurons and samples behind it.
+
+    ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
+    and its noise, seed, fingerprint of the data, mode, dtype, device, versions, wall time, passes over the data, notes.
+    ``settings`` holds all settings of each measure; ``titles`` names measures and layer quantities in words.
+    """
+
+    estimates: dict[str, Estimate]
+    per_layer: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    per_neuron: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    per_sample: dict[str, Tensor] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Estimate:
+        try:
+            return self.estimates[name]
+        except KeyError:
+            raise KeyError(f"the report has no measure {name!r}{near_names(name, self.estimates)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.estimates)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the data."""
+        value = self.header.get("loss")
+        return math.nan if value is None else float(value)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of samples classified right, None where that has no meaning."""
+        return self.header.get("accuracy")
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The length of the mean gradient: small against its noise at a minimum."""
+        return self.header.get("gradient_norm")
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data: reports with the same one were measured on the same samples."""
+        return self.header.get("fingerprint") or ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every measure may be used without a caveat."""
+        return all(estimate.ok for estimate in self.estimates.values())
+
+    def title(self, name: str) -> str:
+        """Return a measure or layer quantity in words."""
+        return self.titles.get(name) or name.replace("_", " ")
+
+    # --- for the eye -----------------------------------------------------------------------------------------------
+
+    def table(self, layers: bool = False, notes: bool = True) -> RenderableType:
+        """Return the report for rich's ``print``; ``layers`` adds a table of every layer's values."""
+        from spiritlevel.results import terminal
+
+        return terminal.report_table(self, layers=layers, notes=notes)
+
+    def __str__(self) -> str:
+        from spiritlevel.results import terminal
+
+        return terminal.as_text(self.table())
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.estimates)
+        return f"<Report of {self.header.get('model') or 'a network'}: {names}>"
+
+    def _repr_html_(self) -> str:
+        return webpage.fragment(self)
+
+    # --- for other programs ----------------------------------------------------------------------------------------
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """Return finite numbers for W&B, MLflow or TensorBoard: ``name``, ``name_stderr`` and ``quantity/layer``."""
+        found: dict[str, float | None] = {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "gradient_norm": self.gradient_norm,
+        }
+        for name, estimate in self.estimates.items():
+            found[name] = estimate.value
+            if estimate.stderr:
+                found[f"{name}_stderr"] = estimate.stderr
+        for quantity, layers in self.per_layer.items():
+            found |= {f"{quantity}/{layer}": estimate.value for layer, estimate in layers.items()}
+        return {prefix + name: float(v) for name, v in found.items() if v is not None and math.isfinite(v)}
+
+    def to_pandas(self, level: str = "network") -> Any:
+        """Return a data frame with one row a measure, a layer's quantity ("layer") or a sample ("sample")."""
+        pandas = frames.pandas()
+        if level == "network":
+            return pandas.DataFrame(frames.network_rows(self), columns=("measure", "title", *frames.ESTIMATE_COLUMNS))
+        if level == "layer":
+            return pandas.DataFrame(frames.layer_rows(self), columns=("quantity", "layer", *frames.ESTIMATE_COLUMNS))
+        if level == "sample":
+            frame = pandas.DataFrame({name: values.double().numpy() for name, values in self.per_sample.items()})
+            return frame.rename_axis("sample")
+        raise UsageError(f"level must be 'network', 'layer' or 'sample', not {level!r}")
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as plain JSON values, in the published layout."""
+        return {
+            "schema_version": records.SCHEMA_VERSION,
+            "header": records.as_json({**dict.fromkeys(records.HEADER_FIELDS), **self.header}),
+            "settings": records.as_json(self.settings),
+            "titles": dict(self.titles),
+            "measures": {name: records.estimate_record(e) for name, e in self.estimates.items()},
+            "layers": {
+                quantity: {layer: records.estimate_record(e) for layer, e in layers.items()}
+                for quantity, layers in self.per_layer.items()
+            },
+            "neurons": records.as_json(self.per_neuron),
+            "samples": records.as_json(self.per_sample),
+        }
+
+    @classmethod
+    def from_record(cls, record: Any, source: str = "the record") -> Report:
+        """Return the report of a record that ``record()`` or a file gave; ``source`` names it in a refusal."""
+        records.check_record(record, source)
+        if "reports" in record:
+            raise UsageError(f"{source} holds several reports; read them with load_reports or collect")
+        try:
+            return cls(
+                estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
+                per_layer={
+                    quantity: {layer: records.read_estimate(entry) for layer, entry in layers.items()}
+                    for quantity, layers in record["layers"].items()
+                },
+                per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
+                per_sample={
+                    name: torch.tensor(_floats(values), dtype=torch.float64)
+                    for name, values in record["samples"].items()
+                },
+                header=record["header"],
+                settings=record["settings"],
+                titles=record.get("titles", {}),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise SpiritlevelError(
+                f"{source} is a damaged report ({type(error).__name__}: {error}); save it again"
+            ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write strict JSON; the file appears whole or not at all."""
+        text = records.strict_dumps(self.record())
+        with replacing(path) as stream:
+            stream.write(text)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Return the report that ``save`` wrote."""
+        return cls.from_record(records.read_file(Path(path)), str(path))
+
+
+def _floats(values: list[float | None]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]

@@ -1,0 +1,191 @@
+"""Reports as tables for a terminal, one network or several, and the same as plain text."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from spiritlevel.estimate import Estimate
+from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
+from spiritlevel.results.wording import Footnotes, data_words, header_lines
+
+if TYPE_CHECKING:
+    from spiritlevel.results.report import Report
+
+TEXT_WIDTH = 120
+ID_WIDTH = 14  # a longer id is broken after an underscore in a column's head
+COLUMN_WIDTH = ID_WIDTH + 3  # with its rule and spaces
+_BOUND_SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
+
+
+def as_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
+    """Return anything rich prints as plain text of a fixed width."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(renderable)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def report_table(report: Report, *, layers: bool, notes: bool) -> RenderableType:
+    """Return one network's report: what was measured, every measure, reasons, and the layers where asked for."""
+    footnotes = Footnotes()
+    table = _new_table()
+    table.add_column("measure", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    over_samples = any(estimate.stderr_data is not None for estimate in report.values())
+    if over_samples:
+        table.add_column("over samples", justify="right")
+    table.add_column("how", overflow="fold")
+    for name, estimate in report.items():
+        mark = footnotes.mark(estimate)
+        row = [_titled(report.title(name), name), Text(f"{value_text(estimate)} {mark}".rstrip())]
+        if over_samples:
+            row.append(Text("" if estimate.stderr_data is None else f"± {plain(estimate.stderr_data, 2)}"))
+        table.add_row(*row, Text(how_text(estimate)))
+    parts: list[RenderableType] = [Text(line) for line in header_lines(report)]
+    parts += [table, *(Text(line) for line in footnotes.lines())]
+    if layers:
+        parts += layer_tables(report)
+    if notes:
+        parts += [Text(line, style="dim") for line in report.header.get("notes") or []]
+    return Group(*parts)
+
+
+def layer_tables(report: Report) -> list[RenderableType]:
+    """Return the layers' values, a row a layer, as many quantities a table as fit."""
+    if not report.per_layer:
+        return [Text("None of these measures has a value per layer.")]
+    footnotes = Footnotes()
+    layers = list(dict.fromkeys(layer for values in report.per_layer.values() for layer in values))
+    heads = {quantity: _column_head(report.title(quantity), quantity) for quantity in report.per_layer}
+    cells = {
+        quantity: [_cell(values.get(layer), footnotes, f"{quantity} of {layer}") for layer in layers]
+        for quantity, values in report.per_layer.items()
+    }
+    return [_Columns("layer", layers, heads, cells), *(Text(line) for line in footnotes.lines())]
+
+
+def rows_table(reports: Mapping[str, Report]) -> RenderableType:
+    """Return several networks' reports, a row a network; many measures are spread over several tables."""
+    footnotes = Footnotes()
+    heads: dict[str, Text] = {"loss": Text("loss"), "accuracy": Text("accuracy"), "gradient": Text("gradient norm")}
+    cells: dict[str, list[Text]] = {
+        "loss": [Text(plain(report.header.get("loss"), 4)) for report in reports.values()],
+        "accuracy": [Text(percent(report.accuracy)) for report in reports.values()],
+        "gradient": [
+            Text(plain(report.gradient_norm, 3) + ("*" if report.header.get("at_minimum") is False else ""))
+            for report in reports.values()
+        ],
+    }
+    for report in reports.values():
+        for name in report:
+            heads.setdefault(f"measure {name}", _column_head(report.title(name), name))
+            cells.setdefault(f"measure {name}", [_cell(r.get(name), footnotes, label) for label, r in reports.items()])
+    below = [*_meaning_of_signs(reports), *footnotes.lines()]
+    if any(report.header.get("at_minimum") is False for report in reports.values()):
+        below.insert(0, "* the gradient is not small against its noise: not at a minimum")
+    table = _Columns("weights", list(reports), heads, cells)
+    return Group(*_shared_header(reports), table, *(Text(line) for line in below))
+
+
+class _Columns:
+    """A table that is continued in further ones where it would be wider than the screen; numbers are never cut."""
+
+    def __init__(
+        self, corner: str, labels: list[str], heads: Mapping[str, Text], cells: Mapping[str, Sequence[Text]]
+    ) -> None:
+        self.corner, self.labels, self.heads, self.cells = corner, labels, heads, cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = min(max(map(len, [*self.labels, self.corner])), options.max_width // 3) + 4
+        portions: list[list[str]] = []
+        used = options.max_width + 1
+        for key in self.heads:
+            needed = min(COLUMN_WIDTH, max(len(text.plain) for text in [self.heads[key], *self.cells[key]]) + 3)
+            if used + needed > options.max_width:
+                portions.append([])
+                used = first
+            portions[-1].append(key)
+            used += needed
+        for portion in portions:
+            table = _new_table()
+            table.add_column(self.corner, overflow="fold")
+            for key in portion:
+                table.add_column(self.heads[key], justify="right", overflow="fold")
+            for row, label in enumerate(self.labels):
+                table.add_row(Text(label), *(self.cells[key][row] for key in portion))
+            yield table
+
+
+def side_by_side(reports: Mapping[str, Report], extra: Mapping[str, Sequence[str]] | None = None) -> RenderableType:
+    """Return a few networks as columns and measures as rows; ``extra`` adds rows of text on top, one cell a network."""
+    footnotes = Footnotes()
+    table = _new_table()
+    table.add_column("", overflow="fold")
+    for label in reports:
+        table.add_column(Text(label), justify="right", overflow="fold")
+    table.add_column("how", overflow="fold")
+    for title, texts in (extra or {}).items():
+        table.add_row(Text(title), *(Text(text) for text in texts), "")
+    table.add_section()
+    measures = dict.fromkeys(name for report in reports.values() for name in report)
+    for name in measures:
+        holders = [report for report in reports.values() if name in report]
+        words = dict.fromkeys(how_text(report[name]) for report in holders)
+        kinds = dict.fromkeys(word.partition(", residual")[0] for word in words)
+        cells = [_cell(report.get(name), footnotes, label, signs=False) for label, report in reports.items()]
+        how = next(iter(words)) if len(words) == 1 else " / ".join(kinds)
+        table.add_row(_titled(holders[0].title(name), name), *cells, Text(how))
+    return Group(table, *(Text(line) for line in footnotes.lines()))
+
+
+def _shared_header(reports: Mapping[str, Report]) -> list[RenderableType]:
+    """Return one line where all networks share model and data, else one line each."""
+    lines = {
+        label: f"{report.header.get('model') or 'network'} on {data_words(report)}" for label, report in reports.items()
+    }
+    if len(set(lines.values())) == 1:
+        return [Text(next(iter(lines.values())))]
+    return [Text(f"{label}: {line}") for label, line in lines.items()]
+
+
+def _meaning_of_signs(reports: Mapping[str, Report]) -> list[str]:
+    kinds = {estimate.how for report in reports.values() for estimate in report.values() if estimate.ok}
+    words = {"lower_bound": "≥ marks a lower bound", "upper_bound": "≤ marks an upper bound"}
+    said = [text for kind, text in words.items() if kind in kinds]
+    return [", ".join(said)] if said else []
+
+
+def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str, *, signs: bool = True) -> Text:
+    if estimate is None:
+        return Text(MISSING)
+    text = value_text(estimate)
+    if signs and text != MISSING:
+        text = _BOUND_SIGN.get(estimate.how, "") + text
+    return Text(f"{text} {footnotes.mark(estimate, subject)}".rstrip())
+
+
+def _titled(title: str, name: str) -> Text:
+    """Return the title in words with the id small beside it."""
+    text = Text(title)
+    return text if title == name else text.append(f"  {name}", style="dim")
+
+
+def _column_head(title: str, name: str) -> Text:
+    """Return the title with the id below it, broken after underscores where it is long."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_|[^_]+$", name):
+        if len(lines[-1]) + len(part) > ID_WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return Text(f"{title}\n").append("\n".join(lines), style="dim")
+
+
+def _new_table() -> Table:
+    return Table(box=box.ROUNDED, show_header=True, header_style="bold")
