@@ -1,0 +1,121 @@
+"""The largest eigenvalue of every weight's own block, all layers advancing together: one sweep a Lanczos step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spiritlevel.estimate import Estimate
+from spiritlevel.estimators.lanczos import Lanczos, lanczos
+from spiritlevel.estimators.probes import random_signs
+from spiritlevel.problem import Problem
+
+# Blocks this small are written out and diagonalised.
+DENSE_SIZE = 48
+# Numbers the Lanczos bases of one group of layers may take.
+BASIS_NUMBERS = 200_000_000
+
+
+def top_eigenvalues(
+    problem: Problem, names: dict[str, str], *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
+) -> dict[str, Estimate]:
+    """Return {layer: λ_max of the Hessian's block of its weight}, with residual certificates; names: layer -> weight."""
+    sizes = {layer: problem.chosen_parameters[full].numel() for layer, full in names.items()}
+    found: dict[str, Estimate] = {}
+    small = [layer for layer in names if sizes[layer] <= DENSE_SIZE]
+    for layer in small:
+        found[layer] = _dense(problem, names[layer])
+    group: list[str] = []
+    for layer in sorted((layer for layer in names if layer not in found), key=lambda name: sizes[name]):
+        if group and sizes[layer] * (len(group) + 1) * steps > BASIS_NUMBERS:
+            found.update(_together(problem, {name: names[name] for name in group}, tolerance, steps, seed))
+            group = []
+        group.append(layer)
+    if group:
+        found.update(_together(problem, {name: names[name] for name in group}, tolerance, steps, seed))
+    return {layer: found[layer] for layer in names}
+
+
+def _dense(problem: Problem, full: str) -> Estimate:
+    tensor = problem.chosen_parameters[full]
+    identity = torch.eye(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    block = block_products(problem, [full] * tensor.numel(), list(identity))
+    matrix = torch.stack(block).double().cpu()
+    values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
+    radius = float((matrix - matrix.T).norm()) + 8 * torch.finfo(tensor.dtype).eps * float(values.abs().max())
+    top = float(values[-1])
+    return Estimate(top, interval=(top - radius, top + radius), how="exact", samples=problem.survey.count)
+
+
+def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: int, seed: int) -> dict[str, Estimate]:
+    """Run Lanczos on blocks of different sizes at once: column l holds layer l's vector, filled up with zeros.
+
+    A product keeps the zeros, so each column's recurrence is that of its own block.
+    """
+    fulls = list(names.values())
+    sizes = [problem.chosen_parameters[full].numel() for full in fulls]
+    start = torch.zeros(max(sizes), len(fulls), dtype=problem.dtype, device=problem.device)
+    for column, size in enumerate(sizes):
+        signs = random_signs(size, 1, seed=seed, first=column, dtype=problem.dtype, device=problem.device)
+        start[:size, column] = signs[:, 0]
+
+    def matvec(columns: Tensor) -> Tensor:
+        parts = block_products(problem, fulls, [columns[:size, c] for c, size in enumerate(sizes)])
+        product = torch.zeros_like(columns)
+        for c, part in enumerate(parts):
+            product[: sizes[c], c] = part
+        return product
+
+    def converged(run: Lanczos) -> bool:
+        bounds, scale = run.residual_bounds[:, -1], run.ritz_values.abs().amax(1)
+        return run.steps >= 3 and bool((bounds <= tolerance * scale).all())
+
+    run = lanczos(matvec, start, min(steps, max(sizes)), callback=converged, seed=seed)
+    found = {}
+    for column, layer in enumerate(names):
+        value, radius = float(run.ritz_values[column, -1]), float(run.residual_bounds[column, -1])
+        met = radius <= tolerance * float(run.ritz_values[column].abs().max())
+        found[layer] = Estimate(
+            value,
+            interval=(value - radius, value + radius),
+            how="estimated",
+            stderr=0.0,
+            status="ok" if met else "budget_spent",
+            reason="" if met else f"the residual is {radius:.2g} after {run.steps} Lanczos steps",
+            samples=problem.survey.count,
+            passes=float(run.steps),
+            details={"residual": radius},
+        )
+    return found
+
+
+def block_products(problem: Problem, fulls: list[str], vectors: list[Tensor]) -> list[Tensor]:
+    """Return H_pp v for each (parameter, vector) pair, flat, from one graph a batch and one sweep over the data."""
+    tensors = [problem.chosen_parameters[full] for full in fulls]
+    distinct = list(dict.fromkeys(fulls))
+    totals = [torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device) for tensor in tensors]
+    survey = problem.survey
+    with problem.session():
+        for batch in problem.batches("layers' eigenvalues"):
+            losses, weights = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
+            problem.agrees(batch, losses)
+            loss = (weights.detach() / survey.total_weight * losses).sum()
+            first = torch.autograd.grad(
+                loss, [problem.chosen_parameters[full] for full in distinct], create_graph=True, allow_unused=True
+            )
+            gradients = dict(zip(distinct, first))
+            for full, tensor, vector, total in zip(fulls, tensors, vectors, totals):
+                gradient = gradients[full]
+                if gradient is None or not gradient.requires_grad:
+                    continue
+                (part,) = torch.autograd.grad(
+                    gradient,
+                    tensor,
+                    vector.reshape(tensor.shape).to(tensor),
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                total += part.reshape(-1)
+    problem.spent["hessian product"] += len(fulls)
+    return [total.to(problem.dtype) for total in totals]
