@@ -31,10 +31,15 @@ class Symmetry:
     exact: bool = True
     reason: str = ""
 
+    @property
+    def how(self) -> str:
+        """Whether the map is exact, or exact but for the ε of a normalisation."""
+        return "exact" if self.exact else "approximate (epsilon)"
+
     def __str__(self) -> str:
         what = "units" if self.kind == "permutation" else "factor" if self.factors == 1 else "factors"
-        how = "exact" if self.exact else f"approximate (epsilon): {self.reason}"
-        return f"{', '.join(self.layers)}: {self.factors} {what}, {how}"
+        because = f": {self.reason}" if self.reason else ""
+        return f"{', '.join(self.layers)}: {self.factors} {what}, {self.how}{because}"
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def _scaled(model: nn.Module, state: Walk, scales: NDArray[np.float64]) -> nn.Mo
                 factor = factor * scales[labels] ** float(sign)
             if (factor != 1).any():
                 # The product is formed in float64 and rounded once.
-                ratio = torch.from_numpy(np.ascontiguousarray(factor)).to(tensor.device)
+                ratio = torch.tensor(factor, device=tensor.device)
                 tensor.copy_((tensor.double() * ratio).to(tensor.dtype))
     return changed
 

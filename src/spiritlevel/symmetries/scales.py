@@ -36,7 +36,7 @@ class Equations:
     equal: list[tuple[Labels, Labels]] = field(default_factory=list)
     products: list[tuple[tuple[int, ...], Labels]] = field(default_factory=list)
     approximate: list[tuple[Labels, str]] = field(default_factory=list)
-    absorbed: list[Labels] = field(default_factory=list)
+    read: list[Labels] = field(default_factory=list)
 
     def fresh(self, *shape: int) -> Labels:
         """Return new labels, free until an equation says otherwise."""
@@ -57,7 +57,7 @@ class Equations:
 
     def normalised(self, labels: Labels, epsilon: float | None, name: str) -> None:
         """Say that a normalisation removes these scales: exactly with ε = 0, else they are free but for its ε."""
-        self.absorbed.append(labels.ravel())
+        self.read.append(labels.ravel())
         if epsilon != 0:
             size = f", ε = {epsilon:g}" if epsilon else ""
             self.approximate.append((labels.ravel(), f"{name} divides by √(variance + ε){size}"))

@@ -45,8 +45,7 @@ def settled(state: Walk, *, approximate: bool = False) -> Classes:
     """Gather the scales of a walk into classes, without those of entries that nothing reads."""
     classes = state.equations.settled(approximate=approximate)
     read = {classes.fixed, classes.output}.union(*classes.rows)
-    taken = [labels for terms in state.uses.values() for sign, labels in terms if sign < 0]
-    for labels in (*taken, *state.equations.absorbed):
+    for labels in state.equations.read:
         read.update(np.unique(classes.of_label[labels]).tolist())
     unread = np.setdiff1d(np.unique(classes.of_label), np.array(sorted(read)))
     return replace(classes, of_label=np.where(np.isin(classes.of_label, unread), classes.fixed, classes.of_label))

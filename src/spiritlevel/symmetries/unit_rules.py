@@ -44,13 +44,15 @@ class UnitWalk(Walk):
 
     def use(self, tensor: Stored, *terms: tuple[int, Labels]) -> None:
         """Say how a stored tensor moves; a second use must agree with the first."""
-        known = self.uses.setdefault(tensor.name, list(terms))
-        for (_, first), (_, second) in zip(known, terms):
-            if first.shape != second.shape:
-                self.equations.same(first, FIXED)
-                self.equations.same(second, FIXED)
-            elif first is not second:
+        self.equations.read += [labels for sign, labels in terms if sign < 0]
+        by_axis = sorted(terms, key=lambda term: [size == 1 for size in term[1].shape])
+        known = self.uses.setdefault(tensor.name, by_axis)
+        if [labels.shape for _, labels in known] == [labels.shape for _, labels in by_axis]:
+            for (_, first), (_, second) in zip(known, by_axis):
                 self.equations.same(first, second)
+        else:
+            for _, labels in (*known, *by_axis):
+                self.equations.same(labels, FIXED)
 
 
 def pointwise(walk: Walk, a: dict[str, Any]) -> Labels:
@@ -74,7 +76,7 @@ def pointwise(walk: Walk, a: dict[str, Any]) -> Labels:
             walk.equations.same(out, FIXED)
     for stored in (each for each in operands if isinstance(each, Stored)):
         labels = _restricted(out, stored.shape)
-        if labels is None or stored.is_buffer:
+        if labels is None or (stored.is_buffer and (labels != FIXED).any()):
             walk.equations.same(out, FIXED)
             labels = np.full((1,) * len(stored.shape), FIXED, dtype=np.int64)
         if not stored.is_buffer:
@@ -182,11 +184,9 @@ def reduction(walk: Walk, a: dict[str, Any]) -> Labels:
 def exchangeable(state: Walk, classes: Classes) -> list[list[int]]:
     """Return sets of units that can change places: those read equally often at the same places."""
     places: dict[int, Counter[tuple[str, int]]] = {}
-    read: set[int] = set()
+    read = {int(each) for labels in state.equations.read for each in np.unique(classes.of_label[labels])}
     for name, terms in state.uses.items():
-        for i, (sign, labels) in enumerate(terms):
-            if sign < 0:
-                read.update(classes.of_label[labels].ravel().tolist())
+        for i, (_, labels) in enumerate(terms):
             for each, count in zip(*np.unique(classes.of_label[labels], return_counts=True)):
                 places.setdefault(int(each), Counter())[name, i] += int(count)
     alike: dict[frozenset[tuple[tuple[str, int], int]], list[int]] = {}

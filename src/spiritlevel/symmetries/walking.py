@@ -104,6 +104,7 @@ class Walk:
 
     def use(self, tensor: Stored, *terms: tuple[int, Labels]) -> None:
         """Say how a stored tensor is scaled; a second use of the same tensor must ask for the same factor."""
+        self.equations.read += [labels for sign, labels in terms if sign < 0]
         if tensor.name not in self.uses:
             self.uses[tensor.name] = list(terms)
             return
@@ -112,7 +113,7 @@ class Walk:
         signs = tuple(sign for sign, _ in both)
         rank = len(tensor.shape)
         arrays = [labels.reshape((1,) * (rank - labels.ndim) + labels.shape) for _, labels in both]
-        if all(each.size == max(each.shape) for each in arrays):
+        if rank and all(each.size == max(each.shape) for each in arrays):
             # log factor = Σ_axes f_axis(index): it vanishes everywhere iff it does on the lines through the origin
             for axis in range(rank):
                 line = tuple(slice(None) if i == axis else slice(0, 1) for i in range(rank))
