@@ -1,0 +1,217 @@
+"""How the loss answers moves of finite size: averaged over Gaussian noise, and at its worst in a box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.estimate import Estimate
+from spiritlevel.estimators.box_maximum import maximise_in_box
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.passes.perturbed import Perturbed, gaussian_noise, moved
+from spiritlevel.problem import Problem
+from spiritlevel.reference import perturbation as reference
+
+# Draws of noise of a few roundings' size: what they change in the loss is the rounding of the loss itself.
+ROUNDING_DRAWS = 4
+ROUNDINGS = 4
+ROUNDING_SHARE = 0.2  # of the value; beyond it the value is not to be used
+# Entries of the random subspace's basis, which is held in memory.
+LARGEST_BASIS = 500_000_000
+
+
+@declare(
+    title="Curvature seen by Gaussian noise of finite size",
+    formula="E_ε [L(θ+sε) + L(θ−sε) − 2L(θ)] / s²,  ε ~ N(0, I), at three radii s",
+    citation="The left-hand side of Tsuzuku et al. (2019) eq. (5), at finite radius",
+    cost=Cost(forward="2 x draws x radii + 8"),
+    invariant=("permutation",),
+    not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
+    reference=reference.noise_curvature,
+)
+def noise_curvature(
+    problem: Problem,
+    perturbed: Perturbed,
+    seed: int,
+    *,
+    radii: Sequence[float] = (1e-3, 3e-3, 1e-2),
+    draws: int = 16,
+) -> Estimate:
+    """Second difference of the loss over Gaussian noise, at three radii; the value is that of the middle one.
+
+    On a piecewise-linear network noise of finite size crosses kinks and sees curvature the almost-everywhere Hessian
+    does not have, so this is a quantity of its own with its radius, not a way to compute the trace.
+    """
+    radii = tuple(float(radius) for radius in radii)
+    if not radii or any(not math.isfinite(radius) or radius <= 0 for radius in radii):
+        raise UsageError(f"setting noise_curvature.radii must be positive numbers, not {radii}")
+    if draws < 2:
+        raise UsageError(f"setting noise_curvature.draws must be at least 2 to give a standard error, not {draws}")
+    count = problem.survey.count
+    before = problem.spent["forward"]
+    squares = sum(float(tensor.detach().double().square().sum()) for tensor in problem.tensors)
+    tiny = ROUNDINGS * torch.finfo(problem.dtype).eps * math.sqrt(squares / problem.size)
+    # A step of a few roundings has no curvature left to show: its second difference is rounding alone.
+    noise_of_loss = 0.0
+    if tiny > 0:
+        by_rounding, _ = _second_differences(problem, perturbed, tiny, ROUNDING_DRAWS, seed)
+        noise_of_loss = float(by_rounding.square().mean().sqrt())
+    rows, errors_over_data = [], []
+    for radius in radii:
+        by_draw, by_sample = _second_differences(problem, perturbed, radius, draws, seed)
+        rows.append(
+            {
+                "radius": radius,
+                "value": float(by_draw.mean()) / radius**2,
+                "stderr": float(by_draw.std()) / math.sqrt(draws) / radius**2,
+                "rounding": noise_of_loss / radius**2,
+            }
+        )
+        errors_over_data.append(_stderr_data(problem, by_sample / radius**2))
+    middle = rows[len(rows) // 2]
+    rounded = [row["radius"] for row in rows if row["rounding"] > ROUNDING_SHARE * abs(row["value"])]
+    lost = middle["radius"] in rounded
+    name = str(problem.dtype).removeprefix("torch.")
+    return Estimate(
+        value=middle["value"],
+        # Rounding of L(θ) is common to all draws, so their spread does not show it.
+        stderr=math.hypot(middle["stderr"], middle["rounding"]),
+        stderr_data=errors_over_data[len(rows) // 2],
+        how="estimated",
+        status="budget_spent" if lost else "ok",
+        reason=(
+            f"rounding of the loss in {name} is not small against the effect at radius {', '.join(map(str, rounded))}; "
+            "use larger radii or dtype='float64'"
+            if rounded
+            else ""
+        ),
+        samples=count,
+        passes=problem.spent["forward"] - before,
+        details={"radius": middle["radius"], "radii": rows, "draws": draws},
+    )
+
+
+def _second_differences(
+    problem: Problem, perturbed: Perturbed, radius: float, draws: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return L(θ+sε) + L(θ−sε) − 2L(θ) of each draw (D,) and its mean over draws for each sample (N,)."""
+    survey = problem.survey
+    shapes = {name: tensor.shape for name, tensor in problem.chosen_parameters.items()}
+
+    def pairs() -> Iterator[dict[str, Tensor]]:
+        for draw in range(draws):
+            # The same directions at every radius, so that radii differ by their radius alone.
+            noise = gaussian_noise(shapes, seed, draw)
+            for size in (radius, -radius):
+                yield moved(problem.chosen_parameters, noise, size)
+
+    # Sample by sample and in float64: the mean losses would agree in most of their digits.
+    differences = perturbed.sample_losses(pairs()).sub_(survey.losses).unflatten(0, (draws, 2)).sum(1)
+    return differences @ survey.weights / survey.total_weight, differences.mean(0)
+
+
+def _stderr_data(problem: Problem, values: Tensor) -> float | None:
+    """Standard error of the weighted mean over samples, None where samples are coupled or too few."""
+    survey = problem.survey
+    count = int((survey.weights > 0).sum())
+    if survey.coupled or count < 2:
+        return None
+    share = survey.weights / survey.total_weight
+    spread = share * (values - float(share @ values))
+    return float(spread.square().sum().sqrt()) * math.sqrt(count / (count - 1))
+
+
+@declare(
+    title="Keskar sharpness: the worst rise of the loss in a box",
+    formula="100 (max_{z ∈ C} L(w+Az) − L(w)) / (1 + L(w)),  C = {|z_i| ≤ ε(|(A⁺w)_i| + 1)}",
+    citation="Keskar et al. (2017) Metric 2.1; Granziol (2021) eq. (2)",
+    cost=Cost(gradient="restarts x (1.3 iterations + 3)", forward="restarts x flips, with at most 64 coordinates"),
+    invariant=("permutation",),
+    not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
+    reference=reference.keskar_sharpness,
+)
+def keskar_sharpness(
+    problem: Problem,
+    perturbed: Perturbed,
+    seed: int,
+    *,
+    eps: float = 1e-3,
+    subspace: int | None = None,
+    restarts: int = 3,
+    iterations: int = 10,
+) -> Estimate:
+    """Largest relative rise of the loss when every parameter may move a little; what was found is a lower bound.
+
+    ``subspace`` is the number of random directions (columns of A, of unit length) to search in, None for all
+    parameters.  The search starts from random points of the box: at w itself, a minimum, L-BFGS-B would stay and
+    report 0.  In a small box with half-widths b the rise is at most Σ b_i|g_i| + λ_max |b|²/2: the details give
+    the first term, as it enters the value, and |b|².
+    """
+    if not eps > 0 or restarts < 1 or iterations < 1:
+        raise UsageError(
+            f"keskar_sharpness needs eps > 0, restarts >= 1 and iterations >= 1; found {eps}, {restarts}, {iterations}"
+        )
+    loss = problem.survey.loss
+    before = dict(problem.spent)
+    place, pull, half_widths = _search_space(problem, eps, subspace, seed)
+
+    def value_and_gradient(z: Tensor) -> tuple[float, Tensor]:
+        value, gradient = perturbed.loss_and_gradient(place(z))
+        return value - loss, pull(problem.flatten(gradient).cpu())
+
+    def rises(points: Tensor) -> Tensor:
+        return perturbed.rise(place(point) for point in points)
+
+    _, at_w = value_and_gradient(torch.zeros_like(half_widths))
+    found = maximise_in_box(value_and_gradient, rises, half_widths, restarts=restarts, iterations=iterations, seed=seed)
+    rise = max(found.value, 0.0)  # z = 0 lies in the box
+    spent = {kind: problem.spent[kind] - before.get(kind, 0) for kind in ("forward", "gradient")}
+    return Estimate(
+        value=100 * rise / (1 + loss),
+        how="lower_bound",
+        status="ok" if found.converged else "budget_spent",
+        reason="" if found.converged else "a search was still rising when its iterations were spent: raise iterations",
+        samples=problem.survey.count,
+        passes=sum(spent.values()),
+        details={
+            "eps": eps,
+            "dimensions": len(half_widths),
+            "rise": rise,
+            "first_order": 100 * float((half_widths * at_w.abs()).sum()) / (1 + loss),
+            "box_norm_squared": float(half_widths.square().sum()),
+            "at_vertex": found.at_vertex,
+            "rise_by_restart": found.by_restart,
+            "forward_passes": spent["forward"],
+            "gradient_passes": spent["gradient"],
+        },
+    )
+
+
+def _search_space(
+    problem: Problem, eps: float, subspace: int | None, seed: int
+) -> tuple[Callable[[Tensor], dict[str, Tensor]], Callable[[Tensor], Tensor], Tensor]:
+    """Return the map from z to parameters, its transpose on gradients, and the half-widths of the box of z."""
+    here = problem.flatten({name: t.detach() for name, t in problem.chosen_parameters.items()}).double().cpu()
+    if subspace is None:
+        return lambda z: problem.unflatten(here + z), lambda g: g, eps * (here.abs() + 1)
+    if not 1 <= subspace <= problem.size:
+        raise UsageError(
+            f"setting keskar_sharpness.subspace must lie between 1 and the number of parameters, {problem.size:,}; "
+            f"found {subspace}"
+        )
+    if subspace * problem.size > LARGEST_BASIS:
+        raise SpiritlevelError(
+            f"{subspace} random directions of {problem.size:,} parameters do not fit in memory; ask for fewer, "
+            "or leave subspace out to search in all parameters"
+        )
+    # A key of two, where the restarts' streams have one.
+    generator = seeded_generator(seed, 0, 1)
+    basis = torch.randn((problem.size, subspace), generator=generator, dtype=torch.float64)
+    basis /= torch.linalg.vector_norm(basis, dim=0)
+    coordinates = torch.linalg.lstsq(basis, here[:, None]).solution[:, 0]  # A⁺ w
+    return lambda z: problem.unflatten(here + basis @ z), lambda g: basis.T @ g, eps * (coordinates.abs() + 1)
