@@ -1,0 +1,96 @@
+"""Statistics of a number every sample has, weighted as in the mean loss, each with its standard error over samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75}
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A value and its standard error over samples, None where the samples are too few to tell."""
+
+    value: float
+    stderr: float | None
+
+
+class Distribution:
+    """The weighted distribution of a number over the samples that count: weight above 0 and a value that exists."""
+
+    def __init__(self, values: Tensor, weights: Tensor) -> None:
+        counted = ((weights > 0) & ~values.isnan()).numpy()
+        raw, shares = values.double().numpy()[counted], weights.double().numpy()[counted]
+        order = np.argsort(raw, kind="stable")
+        self.values = raw[order]
+        self.shares = shares[order] / shares.sum() if len(shares) else shares
+
+    @property
+    def count(self) -> int:
+        """The number of samples that count."""
+        return len(self.values)
+
+    def mean(self) -> Statistic:
+        """Σ w t / Σ w, with the standard error of a weighted mean."""
+        value = float(self.shares @ self.values)
+        return Statistic(value, self._error(self.values - value))
+
+    def quantile(self, level: float) -> Statistic:
+        """The value below which a share ``level`` lies, each sample standing at the middle of its own share.
+
+        Its error is that of the order statistics: the quantiles at level ± 1.96 √(level(1 - level)/n) enclose it with
+        probability 95%, whatever the distribution; None where one of those levels leaves the data.
+        """
+        effective = 1 / float(self.shares @ self.shares)
+        reach = NORMAL_95 * math.sqrt(level * (1 - level) / effective)
+        error = None
+        if self.count > 1 and level - reach > 0 and level + reach < 1:
+            error = (self._at(level + reach) - self._at(level - reach)) / (2 * NORMAL_95)
+        return Statistic(self._at(level), error)
+
+    def third_central_moment(self) -> Statistic:
+        """m₃ = mean of (t - mean)³, with the standard error from its influence function."""
+        centred = self.values - self.mean().value
+        m2, m3 = float(self.shares @ centred**2), float(self.shares @ centred**3)
+        return Statistic(m3, self._error(centred**3 - m3 - 3 * m2 * centred))
+
+    def skewness(self) -> Statistic | None:
+        """m₃ / m₂^{3/2}, the population form, None where all values are equal."""
+        if self.count < 2 or self.values[0] == self.values[-1]:
+            return None
+        centred = self.values - self.mean().value
+        z = centred / math.sqrt(float(self.shares @ centred**2))
+        skew = float(self.shares @ z**3)
+        # The influence of one sample on m₃/m₂^{3/2}: on m₃, on the mean within it, and on m₂.
+        return Statistic(skew, self._error(z**3 - skew - 3 * z - 1.5 * skew * (z**2 - 1)))
+
+    def statistic(self, name: str) -> Statistic:
+        """The mean or a quantile, by name."""
+        return self.mean() if name == "mean" else self.quantile(QUANTILES[name])
+
+    def details(self) -> dict[str, Any]:
+        """The distribution in a few numbers."""
+        skew = self.skewness()
+        return {
+            "mean": self.mean().value,
+            **{name: self._at(level) for name, level in QUANTILES.items()},
+            "min": float(self.values[0]),
+            "max": float(self.values[-1]),
+            "skewness": None if skew is None else skew.value,
+        }
+
+    def _at(self, level: float) -> float:
+        middles = np.cumsum(self.shares) - self.shares / 2
+        return float(np.interp(level, middles, self.values))
+
+    def _error(self, influence: np.ndarray) -> float | None:
+        if self.count < 2:
+            return None
+        spread = float(((self.shares * influence) ** 2).sum())
+        return math.sqrt(spread * self.count / (self.count - 1))
