@@ -1,0 +1,1 @@
+"""Measures, one family a file, each declared once."""

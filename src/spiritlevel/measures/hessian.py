@@ -1,0 +1,188 @@
+"""The Hessian of the mean loss in numbers: trace, extreme eigenvalues, Frobenius norm, log-volume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from spiritlevel.reference import curvature as reference
+from spiritlevel.blocks import Blocks
+from spiritlevel.estimate import Estimate, Result, not_applicable
+from spiritlevel.estimators.eigenvalues import Eigenpairs
+from spiritlevel.estimators.lanczos import lanczos
+from spiritlevel.estimators.probes import random_signs
+from spiritlevel.estimators.quadrature import frobenius_squared
+from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.problem import Problem
+
+_RESCALINGS = ("layer_rescaling", "neuron_rescaling")
+Eigen = Callable[..., Eigenpairs]
+
+
+@declare(
+    title="Hessian trace",
+    formula=r"\operatorname{Tr}\,\nabla^2_\theta L(\theta)",
+    citation="Lengyel et al. 2021, section 2; Tsuzuku et al. 2019, eq. (5)",
+    cost=Cost(forward=1, column="outputs - 1"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.hessian_trace,
+    layer_quantities=("hessian_trace",),
+)
+def hessian_trace(blocks: Blocks) -> Result:
+    """Sum of the loss's curvatures over all parameter directions."""
+    value = blocks.network_trace()
+    layers = {name: blocks.layer_trace(name) for name in blocks.problem.layers}
+    samples = {"hessian_trace": blocks.sums.sample_traces} if blocks.exact and blocks.sums is not None else {}
+    return Result(value, {"hessian_trace": layers}, samples=samples)
+
+
+@declare(
+    title="Gauss–Newton trace",
+    formula=r"\operatorname{Tr}\,\tfrac1n\sum_i J_i^\top\Lambda_i J_i",
+    citation="Granziol 2021, eq. (13)",
+    cost=Cost(forward=1, column="outputs - 1"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.ggn_trace,
+    requires=("independent",),
+)
+def ggn_trace(blocks: Blocks) -> Estimate:
+    """Trace of the part of the Hessian that comes from the loss's own curvature."""
+    return blocks.ggn_trace()
+
+
+def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
+    value, residual = float(pairs.values[0]), float(pairs.residuals[0])
+    met = pairs.status == "ok"
+    return Estimate(
+        value,
+        interval=(value - residual, value + residual),
+        how="estimated",
+        status="ok" if met else "budget_spent",
+        reason="" if met else f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps",
+        samples=problem.survey.count,
+        passes=float(pairs.products),
+        details={"residual": residual, "products": pairs.products},
+    )
+
+
+@declare(
+    title="Top eigenvalue of the Hessian",
+    formula=r"\lambda_{\max}(\nabla^2_\theta L)",
+    citation="Granziol 2021, section 1; Petzka et al. 2019",
+    cost=Cost(forward=1, product="until the residual is met"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.hessian_top_eigenvalue,
+)
+def hessian_top_eigenvalue(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
+    """Largest (algebraic) curvature over all directions, certified by its residual."""
+    return _from_pairs(eigen(1, "largest", tolerance), problem)
+
+
+@declare(
+    title="Spectral norm of the Hessian",
+    formula=r"\max_i|\lambda_i(\nabla^2_\theta L)|",
+    citation="Granziol 2021, section 1",
+    cost=Cost(forward=1, product="until the residual is met"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.hessian_spectral_norm,
+)
+def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
+    """Largest curvature in magnitude; differs from the top eigenvalue where negative curvature dominates."""
+    found = _from_pairs(eigen(1, "magnitude", tolerance), problem)
+    if found.value >= 0:
+        return found
+    flipped = found.scaled(-1.0)
+    return Estimate(**{**vars(flipped), "details": {**found.details, "sign": -1}})
+
+
+@declare(
+    title="Frobenius norm of the Hessian",
+    formula=r"\|\nabla^2_\theta L\|_F",
+    citation="Granziol 2021, section 1 and table 3 (whose values are the square over P)",
+    cost=Cost(forward=1, product="probes × steps"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.hessian_frobenius,
+    choices={"form": ("norm", "squared", "squared_per_parameter")},
+)
+def hessian_frobenius(
+    problem: Problem,
+    seed: int,
+    *,
+    form: str = "norm",
+    tolerance: float = 0.05,
+    probes: int = 8,
+    steps: int = 10,
+    max_probes: int = 128,
+) -> Estimate:
+    """Root of the sum of squared curvatures, sampled with the top directions deflated."""
+    values: list[float] = []
+    steps = min(steps, problem.size)
+    products = 0
+    while True:
+        start = random_signs(
+            problem.size, probes, seed=seed, first=products // steps, dtype=problem.dtype, device=problem.device
+        )
+        run = lanczos(problem.hessian.matvec, start, steps, seed=seed)
+        products += probes * steps
+        values.extend(frobenius_squared(run).samples)
+        draws = torch.tensor(values, dtype=torch.float64)
+        mean, error = float(draws.mean()), float(draws.std() / len(draws) ** 0.5)
+        # The norm's relative error is half its square's.
+        if error <= 2 * tolerance * mean or len(values) >= max_probes:
+            break
+    square = Estimate(
+        mean,
+        error,
+        how="estimated",
+        status="ok" if error <= 2 * tolerance * mean else "budget_spent",
+        reason="" if error <= 2 * tolerance * mean else f"the error is still {error / mean:.0%} of the square",
+        samples=problem.survey.count,
+        passes=float(products),
+    )
+    shown = {
+        "norm": (math.sqrt(max(mean, 0.0)), error / (2 * math.sqrt(mean)) if mean > 0 else 0.0),
+        "squared": (mean, error),
+        "squared_per_parameter": (mean / problem.size, error / problem.size),
+    }
+    details = {key: {"value": value, "stderr": stderr} for key, (value, stderr) in shown.items()}
+    value, stderr = shown[form]
+    return Estimate(**{**vars(square), "value": value, "stderr": stderr, "details": details})
+
+
+@declare(
+    title="Log-volume of the top eigenvalues",
+    formula=r"\sum_{i\le k}\log\lambda_i(\nabla^2_\theta L)",
+    citation="Wu et al. 2017; Granziol 2021, section 1",
+    cost=Cost(forward=1, product="until the residuals are met"),
+    invariant=("permutation",),
+    not_invariant=(*_RESCALINGS, "output_scaling"),
+    reference=reference.hessian_log_volume,
+)
+def hessian_log_volume(problem: Problem, eigen: Eigen, *, k: int = 10, tolerance: float = 1e-3) -> Estimate:
+    """Logarithm of the product of the k largest curvatures: minus twice the log of the basin's extent along them."""
+    if k > problem.size:
+        return not_applicable(f"k={k} eigenvalues were asked for, but there are only {problem.size} parameters")
+    pairs = eigen(k, "largest", tolerance)
+    values, residuals = pairs.values, pairs.residuals
+    if float(values.min()) <= 0:
+        positive = int((values > 0).sum())
+        return not_applicable(f"only {positive} of the {k} largest eigenvalues are positive; choose a smaller k")
+    low, high = (values - residuals).clamp(min=0).log().sum(), (values + residuals).log().sum()
+    met = pairs.status == "ok"
+    return Estimate(
+        float(values.log().sum()),
+        interval=(float(low), float(high)) if math.isfinite(float(low)) else None,
+        how="estimated",
+        status="ok" if met else "budget_spent",
+        reason="" if met else f"the largest residual is still {float(residuals.max()):.2g}",
+        samples=problem.survey.count,
+        passes=float(pairs.products),
+        details={"eigenvalues": values.tolist(), "residuals": residuals.tolist()},
+    )
