@@ -1,4 +1,4 @@
-"""The Hessian's diagonal blocks as estimates: Gauss–Newton sums, exact, plus a sampled remainder where one is needed."""
+"""The Hessian's diagonal blocks as estimates: exact Gauss–Newton sums, plus a sampled remainder where needed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Source:
 
 
 def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed: int) -> Source:
-    """Return the data as a re-readable source, reduced to a stratified choice of ``samples`` where that is asked for."""
+    """Return the data as a re-readable source, reduced to a stratified choice of ``samples`` where asked for."""
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise UsageError(f"batch_size must be a positive whole number, not {batch_size!r}")
     if samples is not None and (not isinstance(samples, int) or samples < 1):
@@ -143,7 +143,8 @@ def _as_content(batch: Any) -> Content:
     if isinstance(batch, (tuple, list)) and batch and any(isinstance(value, Tensor) for value in batch):
         return tuple(batch)
     raise SpiritlevelError(
-        f"a batch of type {type(batch).__name__} is not understood; each batch must be (inputs, labels) or a dict of tensors"
+        f"a batch of type {type(batch).__name__} is not understood; "
+        "each batch must be (inputs, labels) or a dict of tensors"
     )
 
 
@@ -195,7 +196,7 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int)
         batches = list(_pick(source.read(), chosen))
     kept = _concatenate(batches)
     note = (
-        f"Measured on {len(chosen):,} of {total:,} samples, drawn with seed {seed}, stratified by class where there are classes."
+        f"Measured on {len(chosen):,} of {total:,} samples, drawn with seed {seed}, each class in its own proportion."
         if len(chosen) < total
         else f"samples={samples} asks for all {total:,} samples there are."
     )

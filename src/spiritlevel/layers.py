@@ -1,4 +1,4 @@
-"""What is known of each layer type: its weight as a matrix, and each sample's gradient from inputs and output gradients.
+"""What is known of each layer type: its weight as a matrix, and each sample's gradient from what went in and out.
 
 A *gradient* here is that of one scalar a sample (a column of the loss's factor, pulled back): M = ∂(s·f)/∂W, one a
 sample.  Everything the curvature pass wants is a sum over samples and columns of squares of linear functionals of M,
@@ -303,7 +303,7 @@ def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
         inputs = F.pad(inputs, padding, mode=mode)
     for dim in range(spatial):
         size, step, dilation = module.kernel_size[dim], module.stride[dim], module.dilation[dim]
-        inputs = inputs.unfold(2 + dim, dilation * (size - 1) + 1, step)[..., ::dilation]  # type: ignore[arg-type]
+        inputs = inputs.unfold(2 + dim, dilation * (size - 1) + 1, step)[..., ::dilation]
     # (B, C, *positions, *kernel) -> (B, G, T, C/G · K)
     positions = math.prod(inputs.shape[2 : 2 + spatial])
     split = inputs.reshape(len(inputs), module.groups, -1, positions, math.prod(module.kernel_size))

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
-import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spiritlevel.data import Content, Source, count_of, map_tensors, open_source, slice_batch, tensors_of
+from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.losses import Loss, labels_of, resolve
+from spiritlevel.losses import Loss, resolve
+
+if TYPE_CHECKING:
+    from spiritlevel.survey import Survey
 
 HALF = (torch.float16, torch.bfloat16)
-# Outputs of the first sweep are kept up to this many numbers, so that forward-only measures need no second sweep.
-KEPT_OUTPUTS = 20_000_000
 LABEL_KEYS = ("labels", "label", "y")
 
 ProgressHook = Callable[[str, int, int], None]
@@ -50,31 +50,6 @@ class Layer:
     name: str
     module: nn.Module
     parameters: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What the first sweep over the data found; every later sweep must agree with it."""
-
-    count: int
-    total_weight: float
-    losses: Tensor  # (N,) float64: each sample's own loss
-    weights: Tensor  # (N,) float64: L = sum of weights * losses / sum of weights
-    correct: Tensor | None  # (N,) bool where outputs are class scores of the labels
-    output_shape: tuple[int, ...]
-    outputs: Tensor | None  # (N, ...) in the model's dtype, where they are few enough to keep
-    coupled: bool  # a sample's outputs depend on the other samples of its batch
-    fingerprint: str
-
-    @property
-    def loss(self) -> float:
-        """The mean loss L over the data."""
-        return float((self.weights * self.losses).sum() / self.total_weight)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of samples whose largest output is their label, where that has a meaning."""
-        return None if self.correct is None else float(self.correct.double().mean())
 
 
 class _Forward(nn.Module):
@@ -329,9 +304,10 @@ class Problem:
         tolerance = 1e-3 if self.dtype == torch.float32 else 1e-7
         scale = first.abs().clamp(min=float(self.survey.losses.abs().mean()) + 1e-12)
         if len(first) != len(now) or bool(((now - first).abs() > tolerance * scale).any()):
-            raise SpiritlevelError(self._disagreement())
+            raise SpiritlevelError(self.disagreement())
 
-    def _disagreement(self) -> str:
+    def disagreement(self) -> str:
+        """Say why two sweeps over the same data may differ here."""
         active = [
             name
             for name, module in self.model.named_modules()
@@ -344,102 +320,21 @@ class Problem:
                 "so there is no fixed loss to measure; use mode='eval'"
             )
         return (
-            "two sweeps over the same data disagree: the data is shuffled or augmented anew each time, or the model draws "
-            "random numbers; pass samples=N to keep one fixed draw of the data, or make the model deterministic"
+            "two sweeps over the same data disagree: the data is shuffled or augmented anew each time, or the model "
+            "draws random numbers; pass samples=N to keep one fixed draw of the data, or make the model deterministic"
         )
-
-    # --- the first sweep -----------------------------------------------------------------------------------------
 
     @cached_property
     def survey(self) -> Survey:
-        """The first sweep: losses, weights, accuracy and the data's fingerprint, with every check on what came in."""
-        losses, weights, correct, kept = [], [], [], []
-        hashers: dict[int, Any] = {}
-        kept_numbers, coupled, shape = 0, False, ()
-        with self.session(), torch.no_grad():
-            for batch in self.batches("first sweep"):
-                outputs = self._checked_outputs(batch)
-                batch_losses, batch_weights = self.loss.per_sample(outputs, batch.content)
-                if batch_losses.shape != (batch.count,):
-                    raise UsageError(
-                        f"the loss gave values of shape {tuple(batch_losses.shape)} for a batch of {batch.count}; "
-                        "it must give one loss a sample, of shape (B,) or (B, T)"
-                    )
-                if batch.start == 0:
-                    shape = tuple(outputs.shape[1:])
-                    again, _ = self.loss.per_sample(self.outputs(batch.content), batch.content)
-                    if not _close(again, batch_losses, self.dtype):
-                        raise SpiritlevelError(self._disagreement())
-                    coupled = self._depends_on_neighbours(batch, outputs)
-                losses.append(batch_losses.double().cpu())
-                weights.append(batch_weights.double().cpu())
-                correct.append(_correct(outputs, batch.content))
-                kept_numbers += outputs.numel()
-                if kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == shape:
-                    kept.append(outputs.cpu())
-                _digest(hashers, batch.content)
-        all_losses, all_weights = torch.cat(losses), torch.cat(weights)
-        _refuse_bad_losses(all_losses, all_weights)
-        self.spent["forward"] += 1
-        count = len(all_losses)
-        complete = sum(len(part) for part in kept) == count
-        return Survey(
-            count=count,
-            total_weight=float(all_weights.sum()),
-            losses=all_losses,
-            weights=all_weights,
-            correct=torch.cat(correct) if all(part is not None for part in correct) else None,  # type: ignore[arg-type]
-            output_shape=shape,
-            outputs=torch.cat(kept) if complete else None,
-            coupled=coupled,
-            fingerprint=hashlib.blake2b(
-                b"".join(hashers[key].digest() for key in sorted(hashers)), digest_size=8
-            ).hexdigest(),
-        )
+        """What the first sweep finds: losses, weights, accuracy, fingerprint, with every check on what came in."""
+        from spiritlevel.survey import take_survey
 
-    def _checked_outputs(self, batch: Batch) -> Tensor:
-        try:
-            outputs = self.outputs(batch.content)
-        except SpiritlevelError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch.content))
-            raise SpiritlevelError(
-                f"the model could not be run on a batch of the data (tensors of shape {shapes}): "
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            ) from error
-        if outputs.shape[:1] != (batch.count,):
-            raise SpiritlevelError(
-                f"the model gave outputs of shape {tuple(outputs.shape)} for a batch of {batch.count} samples; "
-                "their first dimension must be the samples"
-            )
-        if not bool(torch.isfinite(outputs).all()):
-            bad = int((~torch.isfinite(outputs.reshape(batch.count, -1)).all(1)).nonzero()[0]) + batch.start
-            raise SpiritlevelError(
-                f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
-            )
-        return outputs
-
-    def _depends_on_neighbours(self, batch: Batch, outputs: Tensor) -> bool:
-        """Whether samples of a batch influence each other's outputs (BatchNorm in training mode and its like)."""
-        if batch.count == 1:
-            return any(
-                isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-                for module in self.model.modules()
-            )
-        half = (batch.count + 1) // 2
-        try:
-            alone = self.outputs(slice_batch(batch.content, 0, half))
-        except Exception:  # a model that needs its whole batch
-            return True
-        scale = outputs.abs().max() + 1e-30
-        # Kernels may sum in another order for another batch size; a coupling shows far above that.
-        return bool((alone - outputs[:half]).abs().max() > (1e-3 if self.dtype == torch.float32 else 1e-8) * scale)
+        return take_survey(self)
 
     def _own_or_copied(
         self, model: nn.Module, device: str | torch.device | None, dtype: str | torch.dtype | None
     ) -> nn.Module:
-        tensors = [p for p in model.parameters()]
+        tensors = list(model.parameters())
         if not tensors:
             raise SpiritlevelError(
                 f"{type(model).__name__} has no parameters, so there is no minimum to measure; pass the trained network"
@@ -452,10 +347,9 @@ class Problem:
             raise SpiritlevelError("the model has complex parameters, for which no Hessian is defined here")
         if wanted_dtype is None and (kinds & set(HALF) or len(kinds) > 1):
             wanted_dtype = torch.float64 if torch.float64 in kinds else torch.float32
-            self.notes.append(
-                f"The model's {', '.join(sorted(str(kind).removeprefix('torch.') for kind in kinds))} weights are measured "
-                f"on a copy in {str(wanted_dtype).removeprefix('torch.')}."
-            )
+            found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            copied = str(wanted_dtype).removeprefix("torch.")
+            self.notes.append(f"The model's {found} weights are measured on a copy in {copied}.")
         wanted_device = _as_device(device)
         if (wanted_dtype is None or kinds == {wanted_dtype}) and (
             wanted_device is None or all(_same_device(tensor.device, wanted_device) for tensor in tensors)
@@ -499,10 +393,10 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
 def _choose_parameters(model: nn.Module, patterns: str | list[str] | tuple[str, ...] | None) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
     if patterns is None:
-        chosen = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        chosen: dict[str, Tensor] = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
         if not chosen:
             raise SpiritlevelError(
-                "every parameter of the model is frozen (requires_grad is False); pass parameters='*' to measure them all"
+                "every parameter of the model is frozen (requires_grad is False); pass parameters='*' for all"
             )
         return chosen
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
@@ -517,46 +411,9 @@ def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
         if not bool(torch.isfinite(tensor.detach()).all()):
             bad = int((~torch.isfinite(tensor.detach())).sum())
             raise SpiritlevelError(
-                f"parameter {name} holds {bad:,} values that are NaN or infinite, so the network has no curvature there; "
+                f"parameter {name} holds {bad:,} values that are NaN or infinite, so there is no curvature there; "
                 "use a checkpoint from before training diverged"
             )
-
-
-def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:
-    if not bool(torch.isfinite(losses).all()):
-        raise SpiritlevelError(
-            f"the loss is not finite at sample {int((~torch.isfinite(losses)).nonzero()[0])}; "
-            "look at that sample's input and label"
-        )
-    if float(weights.sum()) <= 0:
-        raise SpiritlevelError(
-            "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"
-        )
-
-
-def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
-    return bool(((a - b).abs() <= tolerance * (b.abs() + b.abs().mean() + 1e-12)).all())
-
-
-def _correct(outputs: Tensor, content: Content) -> Tensor | None:
-    """Return which samples are classified right, where outputs (B, C) are scores of integer labels (B,)."""
-    labels = labels_of(content)
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or not isinstance(labels, Tensor):
-        return None
-    if labels.shape != outputs.shape[:1] or labels.is_floating_point():
-        return None
-    return (outputs.argmax(1) == labels).cpu()
-
-
-def _digest(hashers: dict[int, Any], content: Content) -> None:
-    """Feed a batch to one hash a field, so that the fingerprint does not depend on the split into batches."""
-    for position, tensor in enumerate(tensors_of(content)):
-        hasher = hashers.setdefault(position, hashlib.blake2b(str(tuple(tensor.shape[1:])).encode(), digest_size=8))
-        tensor = tensor.detach().cpu()
-        # A float32 and a float64 reading of the same data are the same data.
-        tensor = tensor.float() if tensor.is_floating_point() else tensor.long()
-        hasher.update(tensor.contiguous().numpy().tobytes())
 
 
 @contextlib.contextmanager

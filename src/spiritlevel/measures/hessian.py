@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from spiritlevel.reference import curvature as reference
 from spiritlevel.blocks import Blocks
 from spiritlevel.estimate import Estimate, Result, not_applicable
 from spiritlevel.estimators.eigenvalues import Eigenpairs
@@ -16,6 +15,7 @@ from spiritlevel.estimators.probes import random_signs
 from spiritlevel.estimators.quadrature import frobenius_squared
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.problem import Problem
+from spiritlevel.reference import curvature as reference
 
 _RESCALINGS = ("layer_rescaling", "neuron_rescaling")
 Eigen = Callable[..., Eigenpairs]

@@ -99,7 +99,7 @@ def _cross_fitted_sum(h: TensorEstimate, clip: str) -> tuple[float, float]:
 def normalized_sharpness(
     problem: Problem, blocks: Blocks, *, lam: float = 0.5, clip: str = "zero", variant: str = "arxiv"
 ) -> Result:
-    """Sharpness with one noise scale for each row and column of every weight, chosen best: unchanged by rescaling neurons."""
+    """Sharpness with the best noise scale for each row and column of a weight: unchanged by rescaling neurons."""
     layers: dict[str, Estimate] = {}
     details: dict[str, float] = {"negative_entries": 0, "largest_residual": 0.0, "lower": 0.0, "upper": 0.0}
     worst: TensorEstimate | None = None

@@ -189,6 +189,6 @@ rho_max, rho_sum = _declare_rho("max"), _declare_rho("sum")
     reference=reference.relative_flatness,
 )
 def relative_flatness(problem: Problem, blocks: Blocks, *, layer: str = "last") -> Result:
-    """Curvature under rotations of a layer's features; unlike κτ it weighs pairs of neurons by their weights' overlap."""
+    """Curvature under rotations of a layer's features; unlike κτ it weighs neurons by their weights' overlap."""
     layers = {name: blocks.transposed(name) for name in problem.weights}
     return Result(_combined(layers, layer, problem.survey.count), {"relative_flatness": layers})

@@ -19,7 +19,7 @@ BASIS_NUMBERS = 200_000_000
 def top_eigenvalues(
     problem: Problem, names: dict[str, str], *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return {layer: λ_max of the Hessian's block of its weight}, with residual certificates; names: layer -> weight."""
+    """Return {layer: λ_max of its weight's block of the Hessian} with residuals; ``names`` maps layers to weights."""
     sizes = {layer: problem.chosen_parameters[full].numel() for layer, full in names.items()}
     found: dict[str, Estimate] = {}
     small = [layer for layer in names if sizes[layer] <= DENSE_SIZE]

@@ -19,7 +19,7 @@ Vectors = Mapping[str, Tensor]  # parameter name -> (K, *shape)
 def sweep_products(
     problem: Problem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return (H v, G v) for vectors over some parameters, restricted to the same parameters; one sweep over the data."""
+    """Return (H v, G v) for vectors over some parameters, restricted to these parameters; one sweep."""
     names = list(vectors)
     count = len(next(iter(vectors.values())))
     tensors = [problem.chosen_parameters[name] for name in names]

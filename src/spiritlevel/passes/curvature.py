@@ -226,7 +226,7 @@ class _Sweep:
             for part, found in self.fallback.gradients(batch, factor.columns):
                 for k in range(len(factor.columns)):
                     pieces = ((full, (part, DirectGradients(values[k].detach()))) for full, values in found.items())
-                    yield k, pieces  # type: ignore[misc]
+                    yield k, pieces
 
     def _by_rule(
         self,

@@ -51,7 +51,7 @@ class Fallback:
             filled = dict(zip(mapped, (value[None] for value in values)))
             sample = {key: filled.get(key, content[key]) for key in keys}
             again = sample if is_mapping else tuple(sample[key] for key in keys)
-            _, pull = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
+            _, pull, *_ = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
             return torch.func.vmap(lambda c: pull(c)[0])(column)
 
         in_dims = (1, *([0] * len(tensors)))

@@ -82,7 +82,9 @@ def _is_curved(scalar: Tensor, inputs: Sequence[Any], generator: torch.Generator
 
 def _nodes_before_custom_functions(outputs: Tensor) -> set[Any]:
     """Nodes of the autograd graph that lie before (towards the inputs of) a function written in Python."""
-    custom, seen, stack = [], set(), [outputs.grad_fn]
+    custom: list[Any] = []
+    seen: set[Any] = set()
+    stack = [outputs.grad_fn]
     while stack:
         node = stack.pop()
         if node is None or node in seen:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from spiritlevel.data import Content
 from spiritlevel.errors import UsageError
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
-from spiritlevel.problem import LABEL_KEYS, Batch, Problem
+from spiritlevel.losses.base import LABEL_KEYS
+from spiritlevel.problem import Batch, Problem
 
 
 @dataclass(frozen=True)

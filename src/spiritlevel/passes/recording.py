@@ -74,6 +74,6 @@ class Recorder:
         if not edges:
             return {}
         flat = iter(
-            torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)  # type: ignore[arg-type]
+            torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
         )
         return {name: [next(flat) for _ in self.edges[name]] for name in names}

@@ -1,7 +1,7 @@
 """The part of the Hessian that the Gauss–Newton matrix leaves out, R = H - G, sampled with random signs.
 
 vᵀRv = vᵀHv - vᵀGv with the same probe v is unbiased, and near a minimum R is small, so that G serves as a control
-variate.  The shape of the probe decides what is estimated: a sign for each entry gives the diagonal and its sums, a sign
+variate.  The shape of the probe decides what is estimated: a sign for each entry gives the diagonal and its sums, one
 for each row times that row's weights gives the quadratic forms of rows, and so on.
 """
 

@@ -1,4 +1,4 @@
-"""Brute force for small problems: dense matrices in float64 by plain differentiation, sharing no code with the passes."""
+"""Brute force for small problems: dense float64 matrices by plain differentiation, sharing no code with the passes."""
 
 from __future__ import annotations
 

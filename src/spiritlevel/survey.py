@@ -1,0 +1,169 @@
+"""The first sweep over the data: losses, accuracy, a fingerprint, and every check on what comes in."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.data import Content, slice_batch, tensors_of
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.losses import labels_of
+from spiritlevel.problem import Batch, Problem
+
+# Outputs of the first sweep are kept up to this many numbers, so that forward-only measures need no second sweep.
+KEPT_OUTPUTS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the first sweep over the data found; every later sweep must agree with it."""
+
+    count: int
+    total_weight: float
+    losses: Tensor  # (N,) float64: each sample's own loss
+    weights: Tensor  # (N,) float64: L = sum of weights * losses / sum of weights
+    correct: Tensor | None  # (N,) bool where outputs are class scores of the labels
+    output_shape: tuple[int, ...]
+    outputs: Tensor | None  # (N, ...) in the model's dtype, where they are few enough to keep
+    coupled: bool  # a sample's outputs depend on the other samples of its batch
+    fingerprint: str
+
+    @property
+    def loss(self) -> float:
+        """The mean loss L over the data."""
+        return float((self.weights * self.losses).sum() / self.total_weight)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of samples whose largest output is their label, where that has a meaning."""
+        return None if self.correct is None else float(self.correct.double().mean())
+
+
+def take_survey(problem: Problem) -> Survey:
+    """Sweep the data for the first time, with every check on what comes in."""
+    losses, weights, correct, kept = [], [], [], []
+    hashers: dict[int, Any] = {}
+    kept_numbers, coupled = 0, False
+    shape: tuple[int, ...] = ()
+    with problem.session(), torch.no_grad():
+        for batch in problem.batches("first sweep"):
+            outputs = _checked_outputs(problem, batch)
+            batch_losses, batch_weights = problem.loss.per_sample(outputs, batch.content)
+            if batch_losses.shape != (batch.count,):
+                raise UsageError(
+                    f"the loss gave values of shape {tuple(batch_losses.shape)} for a batch of {batch.count}; "
+                    "it must give one loss a sample, of shape (B,) or (B, T)"
+                )
+            if batch.start == 0:
+                shape = tuple(outputs.shape[1:])
+                again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
+                if not _close(again, batch_losses, problem.dtype):
+                    raise SpiritlevelError(problem.disagreement())
+                coupled = _depends_on_neighbours(problem, batch, outputs)
+            losses.append(batch_losses.double().cpu())
+            weights.append(batch_weights.double().cpu())
+            correct.append(_correct(outputs, batch.content))
+            kept_numbers += outputs.numel()
+            if kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == shape:
+                kept.append(outputs.cpu())
+            _digest(hashers, batch.content)
+    all_losses, all_weights = torch.cat(losses), torch.cat(weights)
+    _refuse_bad_losses(all_losses, all_weights)
+    problem.spent["forward"] += 1
+    count = len(all_losses)
+    complete = sum(len(part) for part in kept) == count
+    return Survey(
+        count=count,
+        total_weight=float(all_weights.sum()),
+        losses=all_losses,
+        weights=all_weights,
+        correct=torch.cat(correct) if all(part is not None for part in correct) else None,  # type: ignore[arg-type]
+        output_shape=shape,
+        outputs=torch.cat(kept) if complete else None,
+        coupled=coupled,
+        fingerprint=hashlib.blake2b(
+            b"".join(hashers[key].digest() for key in sorted(hashers)), digest_size=8
+        ).hexdigest(),
+    )
+
+
+def _checked_outputs(problem: Problem, batch: Batch) -> Tensor:
+    try:
+        outputs = problem.outputs(batch.content)
+    except SpiritlevelError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch.content))
+        raise SpiritlevelError(
+            f"the model could not be run on a batch of the data (tensors of shape {shapes}): "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        ) from error
+    if outputs.shape[:1] != (batch.count,):
+        raise SpiritlevelError(
+            f"the model gave outputs of shape {tuple(outputs.shape)} for a batch of {batch.count} samples; "
+            "their first dimension must be the samples"
+        )
+    if not bool(torch.isfinite(outputs).all()):
+        bad = int((~torch.isfinite(outputs.reshape(batch.count, -1)).all(1)).nonzero()[0]) + batch.start
+        raise SpiritlevelError(
+            f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
+        )
+    return outputs
+
+
+def _depends_on_neighbours(problem: Problem, batch: Batch, outputs: Tensor) -> bool:
+    """Whether samples of a batch influence each other's outputs (BatchNorm in training mode and its like)."""
+    if batch.count == 1:
+        return any(
+            isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+            for module in problem.model.modules()
+        )
+    half = (batch.count + 1) // 2
+    try:
+        alone = problem.outputs(slice_batch(batch.content, 0, half))
+    except Exception:  # a model that needs its whole batch
+        return True
+    scale = outputs.abs().max() + 1e-30
+    # Kernels may sum in another order for another batch size; a coupling shows far above that.
+    return bool((alone - outputs[:half]).abs().max() > (1e-3 if problem.dtype == torch.float32 else 1e-8) * scale)
+
+
+def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:
+    if not bool(torch.isfinite(losses).all()):
+        raise SpiritlevelError(
+            f"the loss is not finite at sample {int((~torch.isfinite(losses)).nonzero()[0])}; "
+            "look at that sample's input and label"
+        )
+    if float(weights.sum()) <= 0:
+        raise SpiritlevelError(
+            "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"
+        )
+
+
+def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    return bool(((a - b).abs() <= tolerance * (b.abs() + b.abs().mean() + 1e-12)).all())
+
+
+def _correct(outputs: Tensor, content: Content) -> Tensor | None:
+    """Return which samples are classified right, where outputs (B, C) are scores of integer labels (B,)."""
+    labels = labels_of(content)
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or not isinstance(labels, Tensor):
+        return None
+    if labels.shape != outputs.shape[:1] or labels.is_floating_point():
+        return None
+    return (outputs.argmax(1) == labels).cpu()
+
+
+def _digest(hashers: dict[int, Any], content: Content) -> None:
+    """Feed a batch to one hash a field, so that the fingerprint does not depend on the split into batches."""
+    for position, tensor in enumerate(tensors_of(content)):
+        hasher = hashers.setdefault(position, hashlib.blake2b(str(tuple(tensor.shape[1:])).encode(), digest_size=8))
+        tensor = tensor.detach().cpu()
+        # A float32 and a float64 reading of the same data are the same data.
+        tensor = tensor.float() if tensor.is_floating_point() else tensor.long()
+        hasher.update(tensor.contiguous().numpy().tobytes())
