@@ -143,9 +143,8 @@ def margin_skewness(outputs: OutputStats, *, form: str = "standardized", abs: bo
     if standardized is None:
         return Result(not_applicable("all margins are equal, so their distribution has no skewness"))
     details = {**spread.details(), "standardized": standardized.value, "central": central.value}
-    return _result(
-        "margin_skewness", standardized if form == "standardized" else central, spread, details, outputs.output_margin
-    )
+    found = standardized if form == "standardized" else central
+    return _result("output_margin", found, spread, details, outputs.output_margin)
 
 
 @declare(
@@ -181,6 +180,6 @@ def _mean(name: str, values: Tensor, outputs: OutputStats, **details: Any) -> Re
     return _result(name, spread.mean(), spread, {**spread.details(), **details}, values)
 
 
-def _result(name: str, found: Statistic, spread: Distribution, details: dict[str, Any], samples: Tensor) -> Result:
+def _result(of: str, found: Statistic, spread: Distribution, details: dict[str, Any], samples: Tensor) -> Result:
     estimate = Estimate(found.value, stderr_data=found.stderr, samples=spread.count, details=details)
-    return Result(estimate, samples={name: samples})
+    return Result(estimate, samples={of: samples})

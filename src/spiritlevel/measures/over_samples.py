@@ -55,20 +55,19 @@ class Distribution:
         return Statistic(self._at(level), error)
 
     def third_central_moment(self) -> Statistic:
-        """m₃ = mean of (t - mean)³, with the standard error from its influence function."""
-        centred = self.values - self.mean().value
-        m2, m3 = float(self.shares @ centred**2), float(self.shares @ centred**3)
-        return Statistic(m3, self._error(centred**3 - m3 - 3 * m2 * centred))
+        """m₃ = mean of (t - mean)³, with the standard error of the jackknife."""
+        _, m3, _, without = self._moments()
+        return Statistic(m3, self._jackknife(m3, without))
 
     def skewness(self) -> Statistic | None:
-        """m₃ / m₂^{3/2}, the population form, None where all values are equal."""
+        """m₃ / m₂^{3/2}, the population form, with the jackknife's standard error; None where all values are equal."""
         if self.count < 2 or self.values[0] == self.values[-1]:
             return None
-        centred = self.values - self.mean().value
-        z = centred / math.sqrt(float(self.shares @ centred**2))
-        skew = float(self.shares @ z**3)
-        # The influence of one sample on m₃/m₂^{3/2}: on m₃, on the mean within it, and on m₂.
-        return Statistic(skew, self._error(z**3 - skew - 3 * z - 1.5 * skew * (z**2 - 1)))
+        m2, m3, m2_without, m3_without = self._moments()
+        skew = m3 / m2**1.5
+        without = np.full(self.count, np.nan)
+        np.divide(m3_without, m2_without.clip(0) ** 1.5, out=without, where=m2_without > 0)
+        return Statistic(skew, self._jackknife(skew, without))
 
     def statistic(self, name: str) -> Statistic:
         """The mean or a quantile, by name."""
@@ -88,6 +87,25 @@ class Distribution:
     def _at(self, level: float) -> float:
         middles = np.cumsum(self.shares) - self.shares / 2
         return float(np.interp(level, middles, self.values))
+
+    def _moments(self) -> tuple[float, float, np.ndarray, np.ndarray]:
+        """Return m₂ and m₃ about the mean, and both again with each sample left out in turn."""
+        centred = self.values - self.mean().value
+        terms = [self.shares * centred**power for power in (1, 2, 3)]
+        rest = (1 - self.shares).clip(1e-300)
+        first, second, third = ((term.sum() - term) / rest for term in terms)
+        without = second - first**2, third - 3 * first * second + 2 * first**3
+        return float(terms[1].sum()), float(terms[2].sum()), *without
+
+    def _jackknife(self, value: float, without: np.ndarray) -> float | None:
+        """Return the standard error from the values with each sample left out, None where one of them is undefined.
+
+        For third moments the linear error of the influence function is a quarter too small at a few hundred samples of
+        a skewed law; this one agrees with their spread.
+        """
+        if self.count < 4 or not np.isfinite(without).all():
+            return None
+        return self._error((1 - self.shares) * (value - without) / self.shares)
 
     def _error(self, influence: np.ndarray) -> float | None:
         if self.count < 2:
