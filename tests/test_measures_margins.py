@@ -94,6 +94,28 @@ def test_fisher_rao_norms_equal_their_reference(which):
     assert sum(float(part) for part in layers.values()) == pytest.approx(float(found.value), rel=1e-14)
 
 
+def huber(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.huber_loss(outputs, batch[1], reduction="none").mean(1)
+
+
+@pytest.mark.parametrize("loss", ["mse", huber, "normalized_cross_entropy", "positions"])
+def test_derivatives_along_the_parameters_for_other_losses_in_float32(loss):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 4))
+    x, y = torch.randn(11, 5), torch.randn(11, 4)
+    if loss == "positions":
+        x, y, loss = torch.randn(11, 3, 5), torch.randint(0, 4, (11, 3)), "cross_entropy"
+        y[2, 1:], y[5] = -100, -100
+    elif loss == "normalized_cross_entropy":
+        y = torch.randint(0, 4, (11,))
+    problem = Problem(model, (x, y), loss, batch_size=4)
+    radial, dense = radial_statistics(problem), Dense(problem)
+    slopes = dense.sample_gradients @ dense.theta
+    assert torch.allclose(radial.loss_slope, slopes, rtol=0, atol=1e-5 * float(slopes.abs().max()))
+    model_form = fisher_rao_norm(radial, labels="model").value
+    assert float(model_form) == pytest.approx(fisher_rao_norm.reference(dense, labels="model"), rel=1e-4)
+
+
 def test_fisher_rao_norm_of_a_bias_free_relu_net_has_a_closed_form():
     x, y = data()
     problem = Problem(network("bias-free"), (x, y), batch_size=10)
