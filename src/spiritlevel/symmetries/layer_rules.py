@@ -87,11 +87,11 @@ def _with_bias(walk: Walk, out: Labels, bias: Any) -> Labels:
 def convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     """Filters take their output channel's scale and give back that of the input channels of their group."""
     x, weight, groups = walk.value(a["input"]), a["weight"], a["groups"]
-    transposed = bool(a.get("transposed", False))
-    spatial = len(weight.shape) - 2
-    channel_axis = len(x.shape) - spatial - 1
+    channel_axis = len(x.shape) - len(weight.shape) + 1
     channels = walk.along(x, channel_axis)
-    return _convolution(walk, channels, weight, a["bias"], groups, transposed, len(x.shape), channel_axis)
+    out = _filters(walk, channels.reshape(groups, -1), weight, bool(a.get("transposed")))
+    shape = [-1 if axis == channel_axis else 1 for axis in range(len(x.shape))]
+    return _with_bias(walk, out, a["bias"]).reshape(shape)
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -100,30 +100,26 @@ def transposed_convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     return convolution(walk, {**a, "transposed": True})
 
 
-def _convolution(
-    walk: Walk, channels: Labels, weight: Any, bias: Any, groups: int, transposed: bool, rank: int, channel_axis: int
-) -> Labels:
-    grouped = channels.reshape(groups, -1)
-    shape = [1] * rank
-    shape[channel_axis] = -1
+def _filters(walk: Walk, grouped: Labels, weight: Any, transposed: bool) -> Labels:
+    """Return the labels of the output channels; those of the inputs come as (groups, channels of a group)."""
+    groups = len(grouped)
+    per_group = weight.shape[1] if transposed else weight.shape[0] // groups
     if not isinstance(weight, Stored) or weight.is_buffer:
         if isinstance(weight, Value) and not weight.is_fixed:
             raise CannotFollow("its weight is computed from parameters in a way that is not followed")
         # A fixed filter (a blur) mixes the channels of each group.
         walk.equations.same(grouped, grouped[:, :1])
-        per_group = weight.shape[1] if transposed else weight.shape[0] // groups
-        return _with_bias(walk, np.repeat(grouped[:, 0], per_group), bias).reshape(shape)
-    tail = (1,) * (len(weight.shape) - 2)
-    count = weight.shape[1] * groups if transposed else weight.shape[0]
-    out = walk.produce(weight.layer, count)
+        return np.repeat(grouped[:, 0], per_group)
+    out = walk.produce(weight.layer, groups * per_group)
     if transposed:  # weight (in, out/groups, ...)
-        per_input = np.repeat(out.reshape(groups, -1), grouped.shape[1], axis=0)
-        terms = (1, per_input if groups > 1 else out[None, :]), (-1, channels[:, None])
+        rows = np.repeat(out.reshape(groups, -1), grouped.shape[1], axis=0) if groups > 1 else out[None, :]
+        columns = grouped.reshape(-1, 1)
     else:  # weight (out, in/groups, ...)
-        per_output = np.repeat(grouped, count // groups, axis=0) if groups > 1 else channels[None, :]
-        terms = (1, out[:, None]), (-1, per_output)
-    walk.use(weight, *((sign, labels.reshape(labels.shape + tail)) for sign, labels in terms))
-    return _with_bias(walk, out, bias).reshape(shape)
+        rows = out[:, None]
+        columns = np.repeat(grouped, per_group, axis=0) if groups > 1 else grouped
+    tail = (1,) * (len(weight.shape) - 2)
+    walk.use(weight, (1, rows.reshape(rows.shape + tail)), (-1, columns.reshape(columns.shape + tail)))
+    return out
 
 
 @rule("embedding")
@@ -187,7 +183,8 @@ def layer_norm(walk: Walk, a: dict[str, Any]) -> Labels:
     """One common scale is free before it, but for ε; after it every feature is."""
     x = walk.value(a["input"])
     axes = range(-len(a["normalized_shape"]), 0)
-    walk.equations.normalised(walk.level(x, *axes), a["eps"], "LayerNorm")
+    name = "RMSNorm" if "rms" in str(a["node"].target) else "LayerNorm"
+    walk.equations.normalised(walk.level(x, *axes), a["eps"], name)
     fixed = np.full(a["normalized_shape"], FIXED, dtype=np.int64)
     out = _affine(walk, fixed, a["weight"], a.get("bias"))
     return out.reshape((1,) * (len(x.shape) - out.ndim) + out.shape)

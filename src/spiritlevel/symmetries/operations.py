@@ -24,7 +24,7 @@ rule = registering(RULES)
 
 @rule(
     "relu", "leaky_relu", "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "neg", "abs", "to",
-    "_to_copy", "type_as", "detach_copy", "_assert_tensor_metadata",
+    "_to_copy", "type_as", "detach_copy", "_assert_tensor_metadata", "zero",
 )  # fmt: skip
 def pass_through(walk: Walk, a: dict[str, Any]) -> Labels:
     """f(s·x) = s·f(x) for every s > 0, entry by entry."""
@@ -110,10 +110,10 @@ def addition(walk: Walk, a: dict[str, Any]) -> Labels:
     return np.broadcast_arrays(first.labels, second.labels)[int(first.is_fixed)]
 
 
-@rule("maximum", "minimum")
+@rule("maximum", "minimum", "copy")
 def extremum(walk: Walk, a: dict[str, Any]) -> Labels:
-    """Both sides have equal scales, as in a sum."""
-    return addition(walk, a)
+    """Both sides have equal scales, as in a sum; so have what is overwritten and what overwrites it."""
+    return addition(walk, {**a, "other": a.get("other", a.get("src"))})
 
 
 @rule("mul", "div", "true_divide")

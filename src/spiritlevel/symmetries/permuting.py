@@ -25,7 +25,7 @@ def permute_neurons(
     Rows of the layers that produce a unit and columns of those that read it move together; channels of a residual
     stream move in every layer of it.
     """
-    found = found or find(model, example, mode=mode)
+    found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:
         raise SpiritlevelError(f"no units can change places: {found.reason}")
     state = found.analysis.units

@@ -126,7 +126,7 @@ def scale_output(
     if where not in ("last", "all"):
         raise UsageError(f"where is {where!r}; it is 'last' or 'all'")
     _check_factor(alpha, "alpha")
-    found = found or find(model, example, mode=mode)
+    found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:
         changed = _last_linear_scaled(unwrapped(model), example, alpha, found)
         prove(unwrapped(model), changed, example, alpha=alpha, mode=found.mode)
@@ -146,7 +146,7 @@ def scale_output(
 
 
 def _analysed(model: nn.Module, example: Any, mode: str, found: Symmetries | None) -> tuple[Analysis, Symmetries]:
-    found = found or find(model, example, mode=mode)
+    found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:
         raise SpiritlevelError(f"nothing can be rescaled: {found.reason}")
     return found.analysis, found

@@ -211,8 +211,22 @@ def _visit(state: Walk, node: torch.fx.Node, known: dict[torch.fx.Node, Any]) ->
         state.fix({key: each for key, each in named.items() if key != "node"}, reason)
         result = _everything_fixed(node)
     if name.endswith("_") and node.args and isinstance(node.args[0], torch.fx.Node):
-        known[node.args[0]] = result  # an operation in place rewrites what it reads
+        _rewrite(state, node.args[0], result, known)
     return result
+
+
+def _rewrite(state: Walk, node: torch.fx.Node, result: Any, known: dict[torch.fx.Node, Any]) -> None:
+    """Note that an operation in place has changed what it read, and whatever that may be a view of."""
+    before = known[node]
+    known[node] = result
+    unchanged = isinstance(before, Value) and isinstance(result, Value)
+    if unchanged and np.array_equal(before.labels, result.labels):
+        return
+    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+        if isinstance(known[node], Value):
+            state.fix(known[node], "a part of it is overwritten in place")
+            known[node] = _everything_fixed(node)
 
 
 def _looked_up(arguments: Any, known: dict[torch.fx.Node, Any]) -> Any:
