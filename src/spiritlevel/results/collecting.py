@@ -12,9 +12,6 @@ from spiritlevel.results import frames, records
 from spiritlevel.results.report import Report
 from spiritlevel.results.writing import replacing
 
-# "samples" of the header would hide the estimate's column of the same name.
-_CONTEXT = {name: f"data_{name}" if name.startswith("samples") else name for name in frames.HEADER_COLUMNS}
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -49,12 +46,7 @@ def collect(paths: Paths, level: str = "network") -> Any:
         raise UsageError(f"level must be 'network' or 'layer', not {level!r}")
     pandas = frames.pandas()
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    rows = []
-    for file in files:
-        for report in load_reports(file):
-            context = {"file": str(file), **{new: report.header.get(old) for old, new in _CONTEXT.items()}}
-            found = frames.network_rows(report) if level == "network" else frames.layer_rows(report)
-            rows += [{**context, **row} for row in found]
-    first = ("measure", "title") if level == "network" else ("quantity", "layer")
-    columns = ["file", *_CONTEXT.values(), *first, *frames.ESTIMATE_COLUMNS]
-    return pandas.DataFrame(rows, columns=columns)
+    rows = [
+        row for file in files for report in load_reports(file) for row in frames.long_rows(str(file), report, level)
+    ]
+    return pandas.DataFrame(rows, columns=frames.long_columns(level))

@@ -14,11 +14,14 @@ ESTIMATE_COLUMNS = (
     "value", "stderr", "stderr_data", "interval_low", "interval_high", "how", "verified", "status", "reason",
     "samples", "passes",
 )  # fmt: skip
-# What tells reports apart in a long table.
-HEADER_COLUMNS = (
-    "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
-    "at_minimum", "seed", "mode", "dtype", "fingerprint", "trained",
-)  # fmt: skip
+# What tells reports apart in a long table, by the name of its column.
+HEADER_COLUMNS = {
+    name: f"data_{name}" if name.startswith("samples") else name  # an estimate has samples of its own
+    for name in (
+        "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy",
+        "gradient_norm", "at_minimum", "seed", "mode", "dtype", "fingerprint", "trained",
+    )
+}  # fmt: skip
 
 
 def pandas() -> Any:
@@ -54,3 +57,16 @@ def layer_rows(report: Report) -> list[dict[str, Any]]:
         for quantity, layers in report.per_layer.items()
         for layer, estimate in layers.items()
     ]
+
+
+def long_rows(file: str, report: Report, level: str) -> list[dict[str, Any]]:
+    """Return the rows of one level, each with the file and what the report was taken on."""
+    context = {"file": file, **{column: report.header.get(name) for name, column in HEADER_COLUMNS.items()}}
+    rows = network_rows(report) if level == "network" else layer_rows(report)
+    return [{**context, **row} for row in rows]
+
+
+def long_columns(level: str) -> list[str]:
+    """Return the columns of such rows."""
+    first = ("measure", "title") if level == "network" else ("quantity", "layer")
+    return ["file", *HEADER_COLUMNS.values(), *first, *ESTIMATE_COLUMNS]

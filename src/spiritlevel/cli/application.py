@@ -1,0 +1,192 @@
+"""The commands and their options; what they do is loaded when they are called, so that --help is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="spiritlevel",
+    help="Measure how flat a trained network's minimum is, how large its margins are, and which of those numbers "
+    "survive rescaling.",
+    epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a measure is not ok with --strict, 130 interrupted. "
+    "--debug shows the traceback of a failure.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Fetch data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+DATA_HELP = (
+    "digits, mnist, mnist:test (train unless said), cifar10, ..., FILE.npz with x and y, or package.module:name / "
+    "path/file.py:name of data or of a function that returns it (tensors, Dataset, DataLoader, batches)."
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from spiritlevel import __version__
+
+        print(f"spiritlevel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("measure")
+def measure_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in net (spiritlevel list nets), package.module:name, path/file.py:name (a module, a class or "
+            "a function; the current directory is importable), timm:NAME or hf:FOLDER."
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None, typer.Argument(help="Weights files or Hugging Face folders; one row each.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help=DATA_HELP)] = None,
+    more_weights: Annotated[
+        list[str] | None, typer.Option("--weights", "-w", help="A weights file; the same as naming it after MODEL.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Entry of the weights file, such as ema_state_dict.")] = None,
+    model_args: Annotated[list[str] | None, typer.Option(help="k=v for the class or function of MODEL.")] = None,
+    data_args: Annotated[list[str] | None, typer.Option(help="k=v for the function of DATA.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder of MNIST and CIFAR files.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross_entropy (default), binary_cross_entropy, mean_squared_error, normalized_cross_entropy or "
+            "next_token."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="How many samples to use, drawn once, stratified by class; default all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random draw; default 0.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Changes speed and memory, not the numbers.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default where the model is.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64; default the model's own.")] = None,
+    mode: Annotated[str | None, typer.Option(help="eval (default) or train.")] = None,
+    parameters: Annotated[list[str] | None, typer.Option(help="Name patterns of the parameters that may move.")] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option("--measures", "-m", help="Names, globs, or groups: default, cheap, papers, all."),
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="name.option=value of a measure.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative error at which sampling and eigenvalues stop.")
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(
+            help="Write strict JSON to this file, - for stdout. Several weights go into one file, or one each where "
+            "the name holds {name}."
+        ),
+    ] = None,
+    per_sample: Annotated[str | None, typer.Option(help="Write one number a sample to this .npz or .csv file.")] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file with these options; the command line wins.")] = None,
+    like: Annotated[str | None, typer.Option(help="Measure as in this earlier report.")] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Also show every layer.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a measure is not ok.")] = False,
+) -> int:
+    """Measure a network on data."""
+    from spiritlevel.cli import request as requests
+    from spiritlevel.cli.values import parse_pairs, parse_settings, split_list
+
+    asked = requests.Request(
+        model=model,
+        weights=(*(weights or ()), *(more_weights or ())),
+        data=data,
+        model_args=parse_pairs(model_args or (), "--model-args"),
+        data_args=parse_pairs(data_args or (), "--data-args"),
+        data_root=data_root,
+        key=key,
+        loss=loss,
+        samples=samples,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        mode=mode,
+        parameters=tuple(split_list(parameters or ())),
+        measures=tuple(split_list(measures or ())),
+        settings=parse_settings(set_ or ()),
+        tolerance=tolerance,
+    )
+    if config is not None:
+        asked = asked.over(requests.from_config(config))
+    if like is not None:
+        asked = asked.over(requests.from_report(like))
+    checked = requests.check(asked)
+    from spiritlevel.cli.measuring_command import Outputs, run
+
+    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like))
+
+
+@app.command("report")
+def report_command(
+    files: Annotated[list[str], typer.Argument(help="Reports saved with --json.")],
+    layers: Annotated[bool, typer.Option("--layers", help="Also show every layer.")] = False,
+    csv: Annotated[str | None, typer.Option(help="Write one long table of all reports to this file.")] = None,
+) -> int:
+    """Show saved reports again; nothing is recomputed."""
+    from spiritlevel.cli.reporting import show_reports
+
+    return show_reports(files, layers=layers, csv_file=csv)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[str, typer.Argument(help="measures, nets or data.")],
+) -> int:
+    """List the measures, the built-in networks or the data sets."""
+    from spiritlevel.cli.listing import show_list
+
+    return show_list(what)
+
+
+@app.command("doctor")
+def doctor_command() -> int:
+    """Check this installation and this machine."""
+    from spiritlevel.doctor_checks import run_doctor
+
+    return run_doctor()
+
+
+@app.command("demo")
+def demo_command(
+    folder: Annotated[str, typer.Option(help="Where checkpoints and reports are written.")] = "spiritlevel-demo",
+    steps: Annotated[int, typer.Option(help="Gradient steps of each training.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of initialisation and order of the data.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:
+    """Train two small networks and measure both."""
+    from spiritlevel.demonstration import run_demonstration
+
+    return run_demonstration(folder, steps=steps, seed=seed, quiet=quiet)
+
+
+@data_app.command("get")
+def data_get_command(
+    name: Annotated[str, typer.Argument(help="mnist or cifar10.")],
+    data_root: Annotated[str | None, typer.Option(help="Folder to put it in; default the cache.")] = None,
+) -> int:
+    """Fetch a data set into the cache, checked."""
+    from spiritlevel import datasets
+
+    print(datasets.get(name, data_root))
+    return 0

@@ -1,0 +1,248 @@
+"""``spiritlevel measure``: one report for each weights file, as a table, as JSON, per sample."""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from spiritlevel.checkpoints import load_weights
+from spiritlevel.cli import names
+from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.request import Request
+from spiritlevel.cli.screens import console, note
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.measuring import measure
+from spiritlevel.planning import plan
+from spiritlevel.problem import Problem
+from spiritlevel.results import Report, load_reports
+from spiritlevel.results.collecting import save_reports, several
+from spiritlevel.results.records import strict_dumps
+from spiritlevel.results.terminal import layer_tables, rows_table
+from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
+from spiritlevel.results.writing import check_writable, replacing
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the results go and what is shown."""
+
+    json: str | None = None
+    per_sample: str | None = None
+    layers: bool = False
+    quiet: bool = False
+    strict: bool = False
+    dry_run: bool = False
+    like: str | None = None  # an earlier report, whose data should be the same
+
+
+def run(request: Request, outputs: Outputs) -> int:
+    """Measure what a checked request asks for, print it and save it; return the exit code."""
+    targets = _targets(request.weights)
+    _check_outputs(outputs, targets)
+    assert request.model is not None
+    names.check_model_name(request.model)
+    subject = _Subject(request)
+    if not request.weights and subject.trained is False and outputs.json == "-":
+        note(UNTRAINED, outputs.quiet)
+    if outputs.dry_run:
+        return _show_plan(subject, len(targets))
+    reports: dict[str, Report] = {}
+    try:
+        for position, path in enumerate(request.weights or (None,)):
+            if len(request.weights) > 1:
+                note(f"{position + 1} of {len(request.weights)}: {path}", outputs.quiet)
+            reports[targets[position]] = subject.report(path, progress=not outputs.quiet)
+    finally:  # what was finished before a failure or an interruption is kept
+        if reports:
+            _deliver(reports, request, outputs)
+    return _verdict(reports, outputs.strict)
+
+
+def _show_plan(subject: _Subject, networks: int) -> int:
+    request = subject.request
+    problem = subject.problem(request.weights[0] if request.weights else None)
+    print(plan(problem, list(request.measures), settings=dict(request.settings)))
+    if networks > 1:
+        print(f"This is for each of the {networks} weights files.")
+    return DONE
+
+
+def _verdict(reports: dict[str, Report], strict: bool) -> int:
+    """Return the exit code: with --strict a measure that is not ok is named and counts."""
+    caveats = [(label, name, e) for label, report in reports.items() for name, e in report.items() if not e.ok]
+    if not strict or not caveats:
+        return DONE
+    label, name, estimate = caveats[0]
+    where = f" of {label}" if len(reports) > 1 else ""
+    note(f"spiritlevel: {name}{where} is not ok and --strict was given: {estimate.reason}")
+    return NOT_OK
+
+
+def _deliver(reports: dict[str, Report], request: Request, outputs: Outputs) -> None:
+    _save_json(reports, outputs, one=len(request.weights) <= 1)
+    if outputs.json != "-":
+        _show(reports, request, outputs)
+    _compare_data(reports, outputs)
+    if outputs.per_sample is not None:
+        for label, report in reports.items():
+            save_samples(report, _file_for(outputs.per_sample, label))
+
+
+class _Subject:
+    """The network and the data, built once; every weights file is loaded into the same network in turn."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        assert request.model is not None
+        assert request.data is not None
+        assert request.seed is not None
+        # Random augmentation and user code that builds a network draw from the global state.
+        random.seed(request.seed)
+        np.random.seed(request.seed % 2**32)  # noqa: NPY002 (what user code draws from)
+        torch.manual_seed(request.seed)
+        data = names.open_named_data(request.data, request.data_args, request.data_root)
+        self.named = names.build_named_model(request.model, request.model_args, data, request.seed)
+        self.trained = bool(request.weights or self.named.weights)
+        self._first: Problem | None = None
+
+    def problem(self, weights: str | None) -> Problem:
+        """Return the problem with the weights of a file, or with those the network came with."""
+        request, content = self.request, self.named.data.content
+        self.notes = [*self.named.data.notes, *self.named.notes]
+        if weights is not None:
+            loaded = load_weights(self.named.model, weights, request.key)
+            self.notes += [f"{weights}: {text}." for text in loaded.notes]
+        problem = Problem(
+            self.named.model,
+            content if self._first is None else next(self._first.source.read()),
+            request.loss or "cross_entropy",
+            parameters=list(request.parameters) or None,
+            samples=request.samples if self._first is None else None,
+            seed=request.seed or 0,
+            batch_size=request.batch_size,
+            device=request.device,
+            dtype=request.dtype,
+            mode=request.mode or "eval",
+        )
+        if self._first is None:
+            self._first = problem
+        else:  # every network is measured on the very same draw of the data
+            problem.source = self._first.source
+            problem.notes = [*problem.notes, *self._first.source.notes]
+        return problem
+
+    def report(self, weights: str | None, progress: bool) -> Report:
+        """Return the report with the weights of a file."""
+        request = self.request
+        problem = self.problem(weights)
+        report = measure(
+            problem,
+            measures=list(request.measures),
+            settings=dict(request.settings),
+            seed=request.seed or 0,
+            tolerance=request.tolerance,
+            progress=progress,
+        )
+        report.header.update(
+            model=self.named.name,
+            weights=weights or self.named.weights,
+            data=self.named.data.name,
+            split=self.named.data.split,
+            trained=self.trained,
+            notes=[*(report.header.get("notes") or []), *self.notes],
+            request=request.record(),
+        )
+        return report
+
+
+def _targets(weights: tuple[str, ...]) -> list[str]:
+    """Return a short label for each weights file, all different."""
+    labels = shared_prefix_removed(weights) if weights else ["initialised"]
+    if len(set(labels)) < len(labels):
+        raise UsageError("the same weights file is named twice; name each once")
+    return labels
+
+
+def _file_for(pattern: str, label: str) -> Path:
+    """Return the file of one network: ``{name}`` stands for its weights file without folder and ending."""
+    path = Path(label)
+    stem = "-".join([*path.parts[:-1], path.stem]).replace("/", "-")
+    return Path(pattern.replace("{name}", stem))
+
+
+def _check_outputs(outputs: Outputs, targets: list[str]) -> None:
+    for option, pattern in (("--json", outputs.json), ("--per-sample", outputs.per_sample)):
+        if pattern is None or pattern == "-":
+            if pattern == "-" and option == "--per-sample":
+                raise UsageError("--per-sample - is not possible; name a file ending in .npz or .csv")
+            continue
+        files = [_file_for(pattern, label) for label in targets]
+        if len(set(files)) < len(files) and "{name}" in pattern:
+            raise UsageError(f"{option} {pattern} gives two weights files the same name; rename one of them")
+        for file in files:
+            check_writable(file, option)
+    if outputs.per_sample is not None:
+        if Path(outputs.per_sample).suffix.lower() not in (".npz", ".csv"):
+            raise UsageError(f"--per-sample {outputs.per_sample} must end in .npz or .csv")
+        if len(targets) > 1 and "{name}" not in outputs.per_sample:
+            raise UsageError("--per-sample needs {name} in the file name where there are several weights files")
+
+
+def _save_json(reports: dict[str, Report], outputs: Outputs, one: bool) -> None:
+    if outputs.json == "-":
+        only = next(iter(reports.values()))
+        sys.stdout.write(strict_dumps(only.record() if one else several(reports.values())))
+        sys.stdout.flush()
+    elif outputs.json is not None and (one or "{name}" in outputs.json):
+        for label, report in reports.items():
+            report.save(_file_for(outputs.json, label))
+    elif outputs.json is not None:
+        save_reports(reports.values(), outputs.json)
+
+
+def save_samples(report: Report, path: Path) -> None:
+    """Write one number a sample and quantity, in data order, as .npz arrays or .csv columns."""
+    if not report.per_sample:
+        raise SpiritlevelError(
+            f"{path} was not written because none of these measures has a value per sample; "
+            "add output_margin or hessian_trace to --measures"
+        )
+    arrays = {name: values.double().numpy() for name, values in report.per_sample.items()}
+    if path.suffix.lower() == ".npz":
+        save: Callable[..., None] = np.savez
+        with replacing(path, "wb") as stream:
+            save(stream, **arrays)
+        return
+    with replacing(path) as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["sample", *arrays])
+        writer.writerows([index, *row] for index, row in enumerate(zip(*(a.tolist() for a in arrays.values()))))
+
+
+def _compare_data(reports: dict[str, Report], outputs: Outputs) -> None:
+    """Say where the samples are not those of the report that lent its settings."""
+    earlier = load_reports(outputs.like)[0].fingerprint if outputs.like else ""
+    if earlier and any(report.fingerprint != earlier for report in reports.values()):
+        note(f"The data is not that of {outputs.like}: the fingerprints differ.", outputs.quiet)
+
+
+def _show(reports: dict[str, Report], request: Request, outputs: Outputs) -> None:
+    screen = console()
+    if len(request.weights) <= 1:
+        report = next(iter(reports.values()))
+        screen.print(report.table(layers=outputs.layers, notes=False))
+    else:
+        screen.print(rows_table(reports))
+        for label, report in reports.items() if outputs.layers else ():
+            screen.print(label)
+            for table in layer_tables(report):
+                screen.print(table)
+    for text in dict.fromkeys(line for report in reports.values() for line in report.header["notes"]):
+        note(text, outputs.quiet)

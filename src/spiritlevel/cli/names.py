@@ -1,0 +1,251 @@
+"""From MODEL and DATA as written on the command line to a network and its data."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from spiritlevel import datasets, nets
+from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+
+
+@dataclass(frozen=True)
+class NamedData:
+    """Data for a ``Problem``, with the name and split to print; ``labelled`` where it is held in memory as images."""
+
+    content: Any
+    name: str
+    split: str | None = None
+    labelled: datasets.LabelledData | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A network with the name to print; ``weights`` where it brought its own, ``data`` where it had to be fitted."""
+
+    model: nn.Module
+    name: str
+    data: NamedData
+    weights: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def is_place(text: str) -> bool:
+    """Whether a text names something in Python code: ``package.module:name`` or ``path/file.py:name``."""
+    head, colon, name = text.rpartition(":")
+    return bool(colon and head and name.isidentifier())
+
+
+def check_model_name(text: str) -> None:
+    """Refuse a MODEL that cannot be found, without building it."""
+    kind, _, rest = text.partition(":")
+    if kind in _EXTRAS and rest:
+        _import_extra(kind, text)
+    elif is_place(text):
+        find_object(text)
+    elif text not in nets.NETS:
+        raise UsageError(
+            f"no built-in network is called {text!r}: see `spiritlevel list nets`, or name your own as "
+            f"package.module:name or path/file.py:name{near_names(text, nets.NETS)}"
+        )
+
+
+def open_named_data(text: str, arguments: Mapping[str, Any], root: str | None = None) -> NamedData:
+    """Return the data of a name: a data set, an .npz file, or an object or function in Python code."""
+    kind = text.partition(":")[0]
+    if kind in datasets.DATASETS or text.lower().endswith(".npz"):
+        if arguments:
+            raise UsageError(f"--data-args are for functions that make data, and {text} takes none; leave them out")
+        return _from_labelled(datasets.open_data(text, root=root), text)
+    if is_place(text):
+        found = _made(find_object(text), text, arguments, "--data-args")
+        if isinstance(found, datasets.LabelledData):
+            return _from_labelled(found, text)
+        return NamedData(found, text, None, _as_labelled(found, text))
+    raise UsageError(
+        f"no data set is called {text!r}: see `spiritlevel list data`, or give FILE.npz with x and y, "
+        f"package.module:name or path/file.py:name{near_names(kind, datasets.DATASETS)}"
+    )
+
+
+def build_named_model(text: str, arguments: Mapping[str, Any], data: NamedData, seed: int) -> NamedModel:
+    """Return the network of a name; a built-in one takes the data's channels and classes."""
+    kind, _, rest = text.partition(":")
+    if kind in _EXTRAS and rest:
+        return _from_extra(kind, rest, text, arguments, data)
+    if is_place(text):
+        model = _made(find_object(text), text, arguments, "--model-args")
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"{text} gave a {type(model).__name__}, and a torch.nn.Module is needed")
+        return NamedModel(model, text, data)
+    check_model_name(text)
+    return _built_in(text, dict(arguments), data, seed)
+
+
+def find_object(text: str) -> Any:
+    """Return what ``package.module:name`` or ``path/file.py:name`` names."""
+    head, _, name = text.rpartition(":")
+    module = _import_file(Path(head)) if head.endswith(".py") else _import_module(head)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UsageError(f"{head} has no {name!r}{near_names(name, public)}")
+    return getattr(module, name)
+
+
+def _import_module(name: str) -> ModuleType:
+    _make_importable(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"there is no module {name!r} in the current directory or among the installed packages"
+            ) from error
+        raise _broken(name, error) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _broken(name, error) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        siblings = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {path}{near_names(path.name, siblings)}")
+    file = path.resolve()
+    name = f"_spiritlevel_user_{file.stem}_{abs(hash(str(file)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _make_importable(os.getcwd())
+    _make_importable(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported as Python code")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        del sys.modules[name]
+        raise _broken(str(path), error) from error
+    return module
+
+
+def _make_importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _broken(name: str, error: BaseException) -> SpiritlevelError:
+    words = str(error).splitlines()[0] if str(error) else "no message"
+    return SpiritlevelError(f"{name} could not be imported: {type(error).__name__}: {words}")
+
+
+def _made(found: Any, text: str, arguments: Mapping[str, Any], option: str) -> Any:
+    """Return the object itself, or what the class or function gives when called with the arguments."""
+    is_class = isinstance(found, type)
+    if not is_class and (isinstance(found, (nn.Module, Dataset, DataLoader)) or not callable(found)):
+        if arguments:
+            raise UsageError(f"{text} is an object and takes no {option}; name the function or class that makes it")
+        return found
+    try:
+        return found(**arguments)
+    except SpiritlevelError:
+        raise
+    except Exception as error:
+        words = str(error).splitlines()[0] if str(error) else "no message"
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise SpiritlevelError(
+            f"calling {text.rpartition(':')[2]}({given}) of {text} failed: {type(error).__name__}: {words}; "
+            f"arguments are given with {option} k=v"
+        ) from error
+
+
+def _from_labelled(data: datasets.LabelledData, text: str) -> NamedData:
+    name = text.partition(":")[0] if not is_place(text) or text.partition(":")[0] in datasets.DATASETS else text
+    return NamedData((data.x, data.y), name, data.split or None, data, tuple(f"{note}." for note in data.notes))
+
+
+def _as_labelled(found: Any, text: str) -> datasets.LabelledData | None:
+    """Return images and class labels in memory as such, so that a built-in network can be fitted to them."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2 or not all(isinstance(t, Tensor) for t in found):
+        return None
+    x, y = found
+    if x.ndim not in (3, 4) or not x.is_floating_point() or y.ndim != 1 or y.is_floating_point() or not len(y):
+        return None
+    return datasets.LabelledData(x, y, text, "", int(y.max()) + 1)
+
+
+def _built_in(name: str, arguments: dict[str, Any], data: NamedData, seed: int) -> NamedModel:
+    spec = nets.spec(name)
+    notes: list[str] = []
+    if data.labelled is None:
+        channels, size = _image_shape(data.content)
+        shape = {"channels": channels, "size": size} if channels else {}
+    else:
+        fitted = datasets.fit_images(data.labelled, spec.size)
+        if fitted.x.shape != data.labelled.x.shape:
+            notes += [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
+            data = NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes)
+        outputs = fitted.classes or (fitted.y.shape[1] if fitted.y.ndim > 1 else 1)
+        shape = {"channels": fitted.channels, "size": fitted.size, "classes": max(outputs, 2)}
+        if not fitted.classes:
+            shape["classes"] = outputs
+    model = nets.build(name, seed=seed, **{**shape, **arguments})
+    return NamedModel(model, name, data, None, tuple(notes))
+
+
+def _image_shape(content: Any) -> tuple[int | None, int | None]:
+    """Return channels and side of the first sample of a data set, where it is an image."""
+    dataset = content.dataset if isinstance(content, DataLoader) else content
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (tuple, list, Mapping)):
+        return None, None
+    first = dataset[0]
+    image = first[0] if isinstance(first, (tuple, list)) and first else None
+    if isinstance(image, Tensor) and image.ndim == 3:
+        return image.shape[0], max(image.shape[1:])
+    return None, None
+
+
+_EXTRAS = {"timm": "timm", "hf": "transformers"}
+
+
+def _import_extra(kind: str, text: str) -> Any:
+    package = _EXTRAS[kind]
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f"{text} needs the package {package}, which is not installed; run pip install {package}"
+        ) from error
+
+
+def _from_extra(kind: str, rest: str, text: str, arguments: Mapping[str, Any], data: NamedData) -> NamedModel:
+    package = _import_extra(kind, text)
+    try:
+        if kind == "timm":
+            model = package.create_model(rest, **arguments)
+            return NamedModel(model, text, data, "pretrained" if arguments.get("pretrained") else None)
+        config = package.AutoConfig.from_pretrained(rest, local_files_only=True, **arguments)
+        architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+        model = getattr(package, architecture)(config)
+    except Exception as error:
+        words = str(error).splitlines()[0] if str(error) else "no message"
+        raise SpiritlevelError(f"{package.__name__} could not build {text}: {type(error).__name__}: {words}") from error
+    from spiritlevel.checkpoints import load_weights
+
+    load_weights(model, rest)
+    return NamedModel(model, text, data, rest)

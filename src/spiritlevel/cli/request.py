@@ -1,0 +1,140 @@
+"""What is to be measured and how: the command line over a TOML file over an earlier report, checked in one place."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+
+
+@dataclass(frozen=True)
+class Request:
+    """One measurement as asked for; None stands for what nobody said."""
+
+    model: str | None = None
+    weights: tuple[str, ...] = ()
+    data: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data_args: Mapping[str, Any] = field(default_factory=dict)
+    data_root: str | None = None
+    key: str | None = None
+    loss: str | None = None
+    samples: int | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    mode: str | None = None
+    parameters: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tolerance: float | None = None
+
+    def over(self, other: Request) -> Request:
+        """Return this request with the other's answers where this one has none; settings and arguments are merged."""
+        merged: dict[str, Any] = {}
+        for name in (part.name for part in fields(self)):
+            own, theirs = getattr(self, name), getattr(other, name)
+            if name == "settings":
+                names = dict.fromkeys([*theirs, *own])
+                merged[name] = {key: {**theirs.get(key, {}), **own.get(key, {})} for key in names}
+            elif isinstance(own, Mapping):
+                merged[name] = {**theirs, **own}
+            else:
+                merged[name] = theirs if own is None or own == () else own
+        return Request(**merged)
+
+    def record(self) -> dict[str, Any]:
+        """Return the part that decides the numbers, to be kept in the report."""
+        return asdict(replace(self, weights=()))
+
+
+# What an earlier report lends with --like: how to measure, never what.
+_LIKE = ("loss", "samples", "seed", "batch_size", "dtype", "mode", "parameters", "measures", "settings", "tolerance")
+_LISTS = ("weights", "parameters", "measures")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "samples": (int,), "seed": (int,), "batch_size": (int,), "tolerance": (float, int),
+    "model_args": (dict,), "data_args": (dict,), "settings": (dict,),
+}  # fmt: skip
+
+
+def from_config(path: str) -> Request:
+    """Return the request of a TOML file, whose keys are the options' names and ``[settings.MEASURE]`` tables."""
+    try:
+        with open(path, "rb") as stream:
+            content = tomllib.load(stream)
+    except FileNotFoundError as error:
+        raise UsageError(f"--config: there is no file {path}") from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not readable TOML: {error}") from error
+    return _from_values({key.replace("-", "_"): value for key, value in content.items()}, f"--config {path}")
+
+
+def from_report(path: str) -> Request:
+    """Return how an earlier report was measured."""
+    from spiritlevel.losses import NAMES
+    from spiritlevel.results import load_reports
+
+    report = load_reports(path)[0]
+    head = report.header
+    request = head.get("request") or {}
+    values = {name: request[name] for name in _LIKE if request.get(name) not in (None, [], {})}
+    # A report made in Python has no request; its header says the same.
+    if head.get("samples") is not None and head.get("samples") != head.get("samples_total"):
+        values.setdefault("samples", head["samples"])
+    for name in ("seed", "mode", "dtype"):
+        if head.get(name) is not None:
+            values.setdefault(name, head[name])
+    if head.get("loss_name") in NAMES:
+        values.setdefault("loss", head["loss_name"])
+    values["measures"] = list(report)
+    values["settings"] = report.settings
+    return _from_values(values, f"--like {path}")
+
+
+def check(request: Request) -> Request:
+    """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
+    from spiritlevel.measures.registry import select
+    from spiritlevel.measuring import chosen_settings
+
+    if request.model is None:
+        raise UsageError("no MODEL was given; name a built-in network, package.module:name or path/file.py:name")
+    if request.data is None:
+        raise UsageError("no data was given; use --data digits, --data FILE.npz or --data package.module:name")
+    filled = request.over(Request(loss="cross_entropy", seed=0, mode="eval", measures=("default",)))
+    chosen = select(list(filled.measures))
+    names = [measure.name for measure in chosen]
+    for name in filled.settings:
+        if name not in names:
+            raise UsageError(
+                f"a setting is given for {name!r}, which is not among the chosen measures{near_names(name, names)}"
+            )
+    chosen_settings(chosen, filled.settings)
+    for path in filled.weights:
+        if not Path(path).exists():
+            folder = Path(path).parent
+            siblings = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+            raise UsageError(f"there is no weights file {path}{near_names(Path(path).name, siblings)}")
+    return filled
+
+
+def _from_values(values: Mapping[str, Any], source: str) -> Request:
+    known = [part.name for part in fields(Request)]
+    cleaned: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UsageError(f"{source} has an unknown key {key!r}{near_names(key, known)}")
+        if key in _LISTS:
+            value = tuple([value] if isinstance(value, str) else value)
+        elif not isinstance(value, _KINDS.get(key, (str,))) or isinstance(value, bool):
+            wanted = _KINDS.get(key, (str,))[0].__name__
+            raise UsageError(f"{source}: {key} must be a {wanted}, not {value!r}")
+        cleaned[key] = value
+    try:
+        return Request(**cleaned)
+    except TypeError as error:
+        raise SpiritlevelError(f"{source} cannot be used: {error}") from error

@@ -1,0 +1,163 @@
+"""``spiritlevel demo``: two small networks on the built-in digits, trained with small and with large batches.
+
+The set-up is that of Lengyel et al. 2021, section 4, in small: the same seed, the same number of steps of plain SGD,
+and batches sixteen times as large for one of the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+from torch import nn
+
+from spiritlevel import datasets, nets
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.estimate import Estimate
+from spiritlevel.measuring import measure
+from spiritlevel.problem import Problem
+from spiritlevel.results import Report
+from spiritlevel.results.numerals import percent, plain
+from spiritlevel.results.terminal import side_by_side
+from spiritlevel.results.writing import replacing
+from spiritlevel.training import evaluate, train
+
+NETWORK = "digits_mlp"
+BATCHES = {"small batch": 16, "large batch": 256}
+LEARNING_RATE = 0.1
+MEASURES = ("default", "relative_flatness", "aceht", "margin_skewness")
+BINS, BAR = 14, 28
+
+StepHook = Callable[[int, nn.Module, torch.Tensor], None]
+
+
+def run_demonstration(folder: str, *, steps: int, seed: int, quiet: bool) -> int:
+    """Train, measure, print the two networks side by side, and keep checkpoints and reports in the folder."""
+    if steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {steps}")
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--folder {folder} cannot be made: {error.strerror or error}") from error
+    screen = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
+    training, test = datasets.load("digits", "train"), datasets.load("digits", "test")
+    screen.print(
+        f"Two networks {NETWORK}, {len(training):,} digits to train on, {len(test)} to test; the same seed {seed}, "
+        f"{steps:,} steps of SGD without momentum at learning rate {LEARNING_RATE:g} for both, batches of "
+        f"{' and '.join(map(str, BATCHES.values()))} (after Lengyel et al. 2021, section 4)."
+    )
+    reports, rows = {}, {}
+    for label, batch_size in BATCHES.items():
+        model = nets.build(NETWORK, seed=seed)
+        with _training_bar(label, steps, quiet) as advance:
+            train(model, training, lr=LEARNING_RATE, batch_size=batch_size, steps=steps, seed=seed, on_step=advance)
+        file = place / f"{label.replace(' ', '-')}.pt"
+        with replacing(file, "wb") as stream:
+            _save_weights(model, stream)
+        problem = Problem(model, (training.x, training.y))
+        report = measure(problem, measures=list(MEASURES), progress=not quiet)
+        report.header.update(model=NETWORK, weights=str(file), data="digits", split="train", trained=True)
+        report.save(file.with_suffix(".json"))
+        tested = evaluate(model, test)
+        reports[label] = report
+        rows[label] = (
+            plain(report.loss, 3), plain(tested.loss, 3), percent(report.accuracy), percent(tested.accuracy),
+            plain(report.gradient_norm, 2) + ("" if report.header["at_minimum"] else " (not at a minimum)"),
+        )  # fmt: skip
+    names = ("training loss", "test loss", "training accuracy", "test accuracy", "gradient norm")
+    screen.print(side_by_side(reports, dict(zip(names, zip(*rows.values())))))
+    margins = {label: report.per_sample["output_margin"].double().numpy() for label, report in reports.items()}
+    for line in [*margin_lines(margins), "", *reading(reports), "", *_what_next(place)]:
+        screen.print(Text(line))
+    return 0
+
+
+def margin_lines(margins: dict[str, np.ndarray]) -> list[str]:
+    """Return the margin distributions as text: quartiles and skewness, then a histogram with common bins."""
+    from scipy.stats import skew
+
+    lines = ["", "Output margins of the training samples (label's output minus the strongest other one):"]
+    lines.append(f"  {'':12}{'least':>9}{'quarter':>9}{'median':>9}{'3/4':>9}{'largest':>9}{'skewness':>10}")
+    for label, values in margins.items():
+        points = np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
+        lines.append(f"  {label:12}" + "".join(f"{point:9.2f}" for point in points) + f"{skew(values):10.2f}")
+    edges = np.histogram_bin_edges(np.concatenate(list(margins.values())), bins=BINS)
+    counts = {label: np.histogram(values, edges)[0] for label, values in margins.items()}
+    highest = max(int(count.max()) for count in counts.values())
+    lines += ["", "  " + " " * 18 + "".join(f"{label:<{BAR + 8}}" for label in counts)]
+    for bin_ in range(BINS):
+        bars = ""
+        for count in counts.values():
+            length = -(-int(count[bin_]) * BAR // highest)  # rounded up: one sample still shows
+            bars += f"{'█' * length} {int(count[bin_]) or ''}".ljust(BAR + 8)
+        lines.append(f"  {edges[bin_]:7.2f} … {edges[bin_ + 1]:6.2f} │{bars}".rstrip())
+    return lines
+
+
+def reading(reports: dict[str, Report]) -> list[str]:
+    """Return in words which of the two is larger in each measure, where the errors allow to say so."""
+    (first, a), (second, b) = reports.items()
+    larger: dict[str, list[str]] = {first: [], second: []}
+    undecided = []
+    for name in a:
+        if not (a[name].ok and b[name].ok):
+            continue
+        if abs(a[name].value - b[name].value) <= 2 * (_error(a[name]) + _error(b[name])):
+            undecided.append(a.title(name))
+        else:
+            larger[first if a[name].value > b[name].value else second].append(a.title(name))
+    lines = [f"Larger for the {label}: {'; '.join(titles)}." for label, titles in larger.items() if titles]
+    if undecided:
+        lines.append(f"No difference beyond the error of the computation: {'; '.join(undecided)}.")
+    return [*lines, "One pair of networks from one seed: an example of the measures, not evidence about batch size."]
+
+
+def _error(estimate: Estimate) -> float:
+    """Return how far the computation may be off, by its standard error or its certificate."""
+    certified = max(abs(end - estimate.value) for end in estimate.interval) if estimate.interval else 0.0
+    return max(estimate.stderr, certified)
+
+
+def _what_next(place: Path) -> list[str]:
+    return [
+        f"Checkpoints and reports are in {place}. To try next:",
+        f"  spiritlevel report {place}/small-batch.json --layers",
+        f"  spiritlevel measure {NETWORK} {place}/*.pt --data digits:test --measures papers",
+        "  spiritlevel measure your_module.py:YourNet your_weights.pt --data your_module.py:your_data",
+        "  spiritlevel list measures",
+    ]
+
+
+def _save_weights(model: nn.Module, stream: IO[bytes]) -> None:
+    try:
+        torch.save(model.state_dict(), stream)
+    except RuntimeError as error:  # torch reports a full disk this way
+        raise SpiritlevelError(f"the weights could not be written: {error}") from error
+
+
+@contextmanager
+def _training_bar(label: str, steps: int, quiet: bool) -> Iterator[StepHook | None]:
+    """Show on stderr how far a training is; yields the hook for the training loop."""
+    console = Console(file=sys.stderr)
+    if quiet or not console.is_terminal:
+        if not quiet:
+            print(f"training the {label} network …", file=sys.stderr, flush=True)
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(f"training, {label}", total=steps)
+
+        def advance(done: int, model: nn.Module, loss: torch.Tensor) -> None:
+            if done % 50 == 0 or done == steps:
+                bar.update(task, completed=done)
+
+        yield advance
