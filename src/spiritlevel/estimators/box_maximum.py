@@ -17,10 +17,11 @@ from torch import Tensor
 
 from spiritlevel.estimators.probes import seeded_generator
 
-# Vertices reached by changing the sign of one coordinate are tried up to this many coordinates, of two up to this many.
-SINGLE_FLIPS = 64
-PAIR_FLIPS = 16
-ASCENT_STEPS = 20
+# With at most this many coordinates every change of one and of two signs is tried.
+FEW = 16
+ASCENT_STEPS = 30
+# With so few coordinates each restart also starts from this many random vertices.
+RANDOM_VERTICES = 5
 
 ValueAndGradient = Callable[[Tensor], tuple[float, Tensor]]  # (n,) -> value, (n,)
 Values = Callable[[Tensor], Tensor]  # (K, n) -> (K,)
@@ -28,7 +29,7 @@ Values = Callable[[Tensor], Tensor]  # (K, n) -> (K,)
 
 @dataclass(frozen=True)
 class BoxMaximum:
-    """The largest value found, where, and whether every search ended because it could rise no further."""
+    """The largest value found, where, and whether every search ended at a point where no small move rises."""
 
     value: float
     point: Tensor  # (n,) float64
@@ -48,9 +49,9 @@ def maximise_in_box(
 ) -> BoxMaximum:
     """Search max f over |z_i| <= bounds_i from ``restarts`` uniform random points of the interior.
 
-    Each point first takes ``iterations`` steps of L-BFGS-B, then sign ascent z_i = bounds_i sign(df/dz_i), which never
-    falls on a convex function, and with few coordinates flips of one and of two signs.  It never starts at z = 0: where
-    that is a minimum every gradient method stays there.
+    Each point first takes ``iterations`` steps of L-BFGS-B, then sign ascent z_i = bounds_i sign(df/dz_i) among the
+    vertices; with few coordinates every flip of one and of two signs is tried too, from random vertices besides.  It
+    never starts at z = 0: where that is a minimum every gradient method stays there.
     """
     best, point, converged, found = -np.inf, torch.zeros_like(bounds), True, []
     for restart in range(restarts):
@@ -58,9 +59,13 @@ def maximise_in_box(
         start = 2 * torch.rand(bounds.shape, generator=generator, dtype=torch.float64) - 1
         search = _Search(value_and_gradient, values, bounds)
         end, done = search.quasi_newton(start, iterations)
-        end, done = search.sign_ascent(end, done)
-        if len(bounds) <= SINGLE_FLIPS:
-            end = search.flips(end)
+        end, done = search.vertex_ascent(end, done)
+        if len(bounds) <= FEW:
+            signs = 2.0 * torch.randint(0, 2, (RANDOM_VERTICES, len(bounds)), generator=generator).double() - 1.0
+            end = search.best_of([end, *(search.flips(row, pairs=False) for row in signs)])
+            end = search.flips(end, pairs=True)
+            # A vertex is an end where the gradient points out of the box in every coordinate.
+            done |= bool(((end.abs() == 1) & (search.at(end)[1] * end >= 0)).all())
         value = float(values((end * bounds)[None])[0])
         converged &= done
         found.append(value)
@@ -102,37 +107,59 @@ class _Search:
         )
         return torch.from_numpy(np.clip(result.x, -1.0, 1.0)), bool(result.success)
 
-    def sign_ascent(self, y: Tensor, done: bool) -> tuple[Tensor, bool]:
-        """Jump to the vertex the gradient points at while that rises; a vertex that points at itself is an end."""
-        value, gradient = self.at(y)
-        for _ in range(ASCENT_STEPS):
-            vertex = torch.where(gradient == 0, torch.where(y < 0, -1.0, 1.0).double(), gradient.sign())
-            if bool((vertex == y).all()):
-                return y, True
-            new_value, new_gradient = self.at(vertex)
-            if new_value <= value:
-                return y, done
-            y, value, gradient = vertex, new_value, new_gradient
-        return y, False
+    def vertex_ascent(self, y: Tensor, done: bool) -> tuple[Tensor, bool]:
+        """Go to a vertex and change signs there while that rises; return the better of it and the point given.
 
-    def flips(self, y: Tensor) -> Tensor:
-        """Change one or two signs while that rises, the best change first; only from a vertex."""
-        vertex = torch.where(y < 0, -1.0, 1.0).double()
-        groups: list[tuple[int, ...]] = [(i,) for i in range(len(y))]
-        if len(y) <= PAIR_FLIPS:
-            groups += list(combinations(range(len(y)), 2))
-        masks = torch.ones(len(groups), len(y), dtype=torch.float64)
+        At a vertex y the coordinates with y_i df/dy_i < 0 would gain to first order by changing sign.  All of them
+        together is the sign ascent y = sign(df/dy), which never falls on a convex function; elsewhere the most
+        promising eighth, or the eighth of that, may rise where all together overshoot.
+        """
+        _, gradient = self.at(y)
+        kept = torch.where(y < 0, -1.0, 1.0).double()
+        starts = torch.stack([torch.where(gradient == 0, kept, gradient.sign()), kept])
+        heights = self.values(torch.cat([y[None], starts]) * self.bounds)
+        vertex, value = starts[int(heights[1:].argmax())], float(heights[1:].max())
+        ended = False
+        for _ in range(ASCENT_STEPS):
+            _, gradient = self.at(vertex)
+            gains = -gradient * vertex
+            order = gains.argsort(descending=True)
+            count = int((gains > 0).sum())
+            if count == 0:
+                ended = True
+                break
+            candidates = []
+            while count:
+                flipped = vertex.clone()
+                flipped[order[:count]] *= -1
+                candidates.append(flipped)
+                count //= 8
+            risen = self.values(torch.stack(candidates) * self.bounds)
+            top = int(risen.argmax())
+            if not float(risen[top]) > value:
+                break
+            vertex, value = candidates[top], float(risen[top])
+        return (vertex, ended) if value >= float(heights[0]) else (y, done)
+
+    def flips(self, start: Tensor, pairs: bool) -> Tensor:
+        """Change one sign, or also two, while that rises, the best change first; an interior start may be better."""
+        vertex = torch.where(start < 0, -1.0, 1.0).double()
+        groups: list[tuple[int, ...]] = [(i,) for i in range(len(start))]
+        if pairs:
+            groups += list(combinations(range(len(start)), 2))
+        masks = torch.ones(len(groups), len(start), dtype=torch.float64)
         for row, group in enumerate(groups):
             masks[row, list(group)] = -1.0
-        start = self.values(torch.stack([y, vertex]) * self.bounds)
-        if float(start[1]) < float(start[0]):
-            return y
-        value = float(start[1])
-        for _ in range(2 * len(y)):
+        inside, value = self.values(torch.stack([start, vertex]) * self.bounds).tolist()
+        for _ in range(2 * len(start)):
             candidates = masks * vertex
             risen = self.values(candidates * self.bounds)
             top = int(risen.argmax())
             if not float(risen[top]) > value:
                 break
             vertex, value = candidates[top], float(risen[top])
-        return vertex
+        return start if inside > value else vertex
+
+    def best_of(self, points: list[Tensor]) -> Tensor:
+        """Return the highest of some points."""
+        return points[int(self.values(torch.stack(points) * self.bounds).argmax())]

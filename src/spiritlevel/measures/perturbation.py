@@ -130,7 +130,7 @@ def _stderr_data(problem: Problem, values: Tensor) -> float | None:
     title="Keskar sharpness: the worst rise of the loss in a box",
     formula="100 (max_{z ∈ C} L(w+Az) − L(w)) / (1 + L(w)),  C = {|z_i| ≤ ε(|(A⁺w)_i| + 1)}",
     citation="Keskar et al. (2017) Metric 2.1; Granziol (2021) eq. (2)",
-    cost=Cost(gradient="restarts x (1.3 iterations + 3)", forward="restarts x flips, with at most 64 coordinates"),
+    cost=Cost(gradient="restarts x (1.3 iterations + 10)", forward="restarts x 50"),
     invariant=("permutation",),
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
     reference=reference.keskar_sharpness,
@@ -175,7 +175,7 @@ def keskar_sharpness(
         value=100 * rise / (1 + loss),
         how="lower_bound",
         status="ok" if found.converged else "budget_spent",
-        reason="" if found.converged else "a search was still rising when its iterations were spent: raise iterations",
+        reason="" if found.converged else "a search ended where the loss could still rise: raise iterations",
         samples=problem.survey.count,
         passes=sum(spent.values()),
         details={
