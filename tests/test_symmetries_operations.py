@@ -69,6 +69,13 @@ def dense(net: nn.Module, x: Tensor) -> Tensor:
     return net.h(F.adaptive_avg_pool2d(torch.cat([a, b], 1), 1).flatten(1))
 
 
+def overwritten(net: nn.Module, x: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[0], 8, dtype=x.dtype)
+    h[:, :6] = net.a(x)
+    h[:, 6:].sigmoid_()
+    return net.b(h.relu())
+
+
 def encoder(activation: str) -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, activation=activation, batch_first=True)
     stack = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
@@ -167,6 +174,24 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int, int, 
         lambda: Net(lambda n, x: n.b(n.l(n.a(x))[0][:, -1]), l=nn.GRU(4, 4, batch_first=True), **linear(8, 4, 4, 3)),
         sequences, 0, 0, 0,
     ),
+    "weight normalisation": (
+        lambda: nn.Sequential(
+            torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 6)), nn.ReLU(),
+            torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3),
+        ),
+        # the second layer's lengths reach rows, not columns: the first keeps one factor; directions stay in place
+        vectors, 1 + 5, 2, 0,
+    ),
+    # a fixed blur of each channel hands its scale on
+    "fixed filter": (
+        lambda: Net(
+            lambda n, x: n.h(F.conv2d(n.a(x).relu(), torch.ones(4, 1, 2, 2, dtype=x.dtype), groups=4).mean((2, 3))),
+            a=nn.Conv2d(3, 4, 3), h=nn.Linear(4, 2),
+        ),
+        images, 4, 1, 0,
+    ),
+    "RMSNorm": (lambda: nn.Sequential(nn.Linear(8, 6), nn.RMSNorm(6), nn.Linear(6, 3)), vectors, 6, 1, 6),
+    "overwritten in part": (lambda: Net(overwritten, **linear(8, 6, 8, 3)), vectors, 0, 0, 0),
     "layer that nothing reads": (
         lambda: Net(lambda n, x: n.b(n.a(x)[:, :4].relu()), **linear(8, 6, 4, 3)), vectors, 4, 0, 4,
     ),
@@ -256,6 +281,20 @@ def test_outputs_of_tied_weights_scale_by_the_square_root_in_each_use() -> None:
     model, x = built("tied")
     changed = symmetries.scale_output(model, x, 9.0)
     torch.testing.assert_close(changed.a.weight, 3 * model.a.weight, rtol=1e-14, atol=0)
+
+
+def test_the_example_of_tsuzuku_et_al_has_the_norms_of_the_matrices_it_prints() -> None:
+    """Appendix A.1: rows of W1 by 0.1 and 10, columns of W2 by the inverse; its (42), and (44) recomputed from (41)."""
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        net[2].weight.copy_(torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
+    x = torch.randn(4, 2, dtype=torch.float64)
+    changed = symmetries.rescale_neurons(net, x, factors={"0": torch.tensor([0.1, 10.0], dtype=torch.float64)})
+    first, second = changed[0].weight.detach(), changed[2].weight.detach()
+    assert float(first.square().sum()) == pytest.approx(2500.05, rel=1e-12)
+    assert float(second.square().sum()) == pytest.approx(7401.00, rel=1e-12)
+    assert float(torch.linalg.matrix_norm(second, 2)) == pytest.approx(86.03, abs=5e-3)
 
 
 def test_several_outputs_scale_together_and_keyword_inputs_work() -> None:

@@ -61,15 +61,38 @@ def _linear(walk: Walk, x: Value, weight: Any, bias: Any) -> Labels:
     columns = walk.along(x, -1)
     leading = (1,) * (len(x.shape) - 1)
     if not isinstance(weight, Stored) or weight.is_buffer:
-        if isinstance(weight, Value) and not weight.is_fixed:
-            raise CannotFollow("its weight is computed from parameters in a way that is not followed")
-        # A fixed matrix mixes all its inputs: one common scale goes through.
-        walk.equations.same(columns, columns[:1])
-        return _with_bias(walk, columns[:1], bias).reshape(*leading, -1)
+        out = _mixed(walk, columns[None, :], walk.value(weight).labels)
+        return _with_bias(walk, out, bias).reshape(*leading, -1)
     out = walk.produce(weight.layer, weight.shape[1] if weight.flipped else weight.shape[0])
     rows = out[:, None], columns[None, :]
     walk.use(weight, *((sign, each.T if weight.flipped else each) for sign, each in zip((1, -1), rows)))
     return _with_bias(walk, out, bias).reshape(*leading, -1)
+
+
+def _mixed(walk: Walk, grouped: Labels, weight: Labels) -> Labels:
+    """Return the scales after a weight that is fixed or computed: it mixes the inputs of a group, of one common scale.
+
+    Rows of a computed weight may have scales of their own (the length g of weight normalisation).
+    """
+    walk.equations.same(grouped, grouped[:, :1])
+    if weight.size != len(weight):
+        raise CannotFollow("its weight is computed from parameters in a way that is not followed")
+    common, rows = grouped[:, 0], weight.ravel()
+    if (rows == FIXED).all():
+        return common
+    if len(common) > 1:
+        raise CannotFollow("its weight is computed from parameters in a way that is not followed")
+    out = walk.equations.fresh(len(rows))
+    walk.equations.product((1, 1, -1), common, rows, out)
+    return out
+
+
+@rule("_weight_norm")
+def weight_normalisation(walk: Walk, a: dict[str, Any]) -> Labels:
+    """W = g·v/‖v‖: the length g takes every scale, the direction v none."""
+    direction = a["v"]
+    walk.use(direction, (1, np.full((1,) * len(direction.shape), FIXED, dtype=np.int64)))
+    return walk.value(a["g"]).labels
 
 
 def _with_bias(walk: Walk, out: Labels, bias: Any) -> Labels:
@@ -105,11 +128,10 @@ def _filters(walk: Walk, grouped: Labels, weight: Any, transposed: bool) -> Labe
     groups = len(grouped)
     per_group = weight.shape[1] if transposed else weight.shape[0] // groups
     if not isinstance(weight, Stored) or weight.is_buffer:
-        if isinstance(weight, Value) and not weight.is_fixed:
+        if transposed and not walk.value(weight).is_fixed:
             raise CannotFollow("its weight is computed from parameters in a way that is not followed")
-        # A fixed filter (a blur) mixes the channels of each group.
-        walk.equations.same(grouped, grouped[:, :1])
-        return np.repeat(grouped[:, 0], per_group)
+        out = _mixed(walk, grouped, walk.value(weight).labels)
+        return np.repeat(out, per_group) if len(out) == groups else out
     out = walk.produce(weight.layer, groups * per_group)
     if transposed:  # weight (in, out/groups, ...)
         rows = np.repeat(out.reshape(groups, -1), grouped.shape[1], axis=0) if groups > 1 else out[None, :]

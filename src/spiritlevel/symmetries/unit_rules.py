@@ -20,7 +20,7 @@ from spiritlevel.symmetries.scales import FIXED, Classes, Labels
 from spiritlevel.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
 
 _AS_SCALES = (
-    "linear", "addmm", "embedding", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze",
+    "addmm", "embedding", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze",
     "squeeze", "expand", "select", "slice", "cat", "concat", "split", "split_with_sizes", "chunk", "unbind", "narrow",
     "_unsafe_view", "contiguous", "clone", "alias", "detach", "to", "_to_copy", "dropout", "feature_dropout",
     "lift_fresh_copy", "constant_pad_nd", "pad", "zeros", "zeros_like", "_assert_tensor_metadata",
@@ -96,6 +96,14 @@ def _restricted(labels: Labels, shape: tuple[int, ...]) -> Labels | None:
     return labels.reshape(labels.shape[offset:])
 
 
+@rule("linear")
+def linear(walk: Walk, a: dict[str, Any]) -> Labels:
+    """Rows move with the units produced, columns with those read."""
+    if isinstance(a["weight"], Stored) and not a["weight"].is_buffer:
+        return LAYER_RULES["linear"](walk, a)
+    raise CannotFollow("its weight is not a parameter")
+
+
 @rule("mm", "matmul")
 def matmul(walk: Walk, a: dict[str, Any]) -> Labels:
     """A product with a parameter is a linear layer; of two activations, sums run over places."""
@@ -127,11 +135,13 @@ def convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     """Filters move with their output channel; in a depthwise convolution also with their input channel."""
     weight, groups = a["weight"], a["groups"]
     name = a["node"].target._schema.name.removeprefix("aten::")
+    if not isinstance(weight, Stored) or weight.is_buffer:
+        raise CannotFollow("its weight is not a parameter")
     if groups == 1:
         return LAYER_RULES[name](walk, a)
     x = walk.value(a["input"])
     axis = len(x.shape) - len(weight.shape) + 1
-    if not isinstance(weight, Stored) or groups != x.shape[axis] or "transpose" in name or a.get("transposed"):
+    if groups != x.shape[axis] or "transpose" in name or a.get("transposed"):
         raise CannotFollow("its groups hold channels in place")
     out = np.repeat(walk.along(x, axis), weight.shape[0] // groups)
     walk.use(weight, (1, out.reshape(-1, *(1,) * (len(weight.shape) - 1))))
