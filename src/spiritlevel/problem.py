@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.losses import Loss, resolve
+from spiritlevel.precision import full_float32
 
 if TYPE_CHECKING:
     from spiritlevel.survey import Survey
@@ -246,6 +247,7 @@ class Problem:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_without_fused_recurrence(modules))
+            stack.enter_context(full_float32())
             stack.enter_context(torch.enable_grad())
             self._session_depth += 1
             try:
