@@ -209,8 +209,11 @@ def _all_labels(source: Source) -> np.ndarray:
     """Return one class label a sample, or zeros where the labels are no classes (then the draw is plain)."""
     parts: list[np.ndarray] = []
     for content in source.read():
-        labels = labels_of(content)
-        one_class = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+        try:
+            labels = labels_of(content)
+        except UsageError:  # a loss of the user's own may need no labels
+            labels = torch.zeros(0)
+        one_class = labels.ndim == 1 and len(labels) == count_of(content) and not labels.is_floating_point()
         parts.append(labels.cpu().numpy() if one_class else np.zeros(count_of(content), dtype=np.int64))
     if not parts:
         raise SpiritlevelError("the data is empty: there is no sample to measure on")

@@ -1,8 +1,8 @@
 """What is known of each layer type: its weight as a matrix, and each sample's gradient from what went in and out.
 
-A *gradient* here is that of one scalar a sample (a column of the loss's factor, pulled back): M = ∂(s·f)/∂W, one a
-sample.  Everything the curvature pass wants is a sum over samples and columns of squares of linear functionals of M,
-so M itself is formed only where a layer is applied at several positions and only for a few samples at a time.
+A *gradient* here is that of one scalar a sample and column: M_kb = ∂(s_k·f_b)/∂W, with s_k a column of the loss's
+factor.  Everything the curvature pass wants is a sum over samples and columns of squares of linear functionals of M, so
+M itself is formed only where a layer is applied at several positions and only for a few samples at a time.
 """
 
 from __future__ import annotations
@@ -78,111 +78,104 @@ class WeightView:
         return self.flat @ self.flat.transpose(-1, -2)
 
 
-# --- one sample's gradient, in the three forms layers give it ------------------------------------------------------
+# --- each sample's gradients, in the three forms layers give them --------------------------------------------------
 
 
 class SampleGradients(ABC):
-    """Gradients M_b of a batch's samples with respect to one parameter."""
+    """Gradients M_kb of K columns for the B samples of a batch, with respect to one parameter."""
 
-    count: int
+    samples: int
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """‖M_b‖² of each sample, (B,)."""
+        """‖M_kb‖², (K, B)."""
 
     @abstractmethod
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        """Add Σ_b c_b M_b² (entrywise) to ``into``."""
+        """Add Σ_kb c_kb M_kb² (entrywise) to ``into``; coefficients (K, B)."""
 
     @abstractmethod
     def row_products(self, view: WeightView) -> Tensor:
-        """⟨w_j, M_bj⟩ over each row j (the weights into one output), (B, rows)."""
+        """⟨w_j, M_kbj⟩ over each row j (the weights into one output), (K, B, rows)."""
 
     @abstractmethod
     def column_products(self, view: WeightView) -> Tensor:
-        """⟨w_k, M_bk⟩ over each column k (the weights out of one input channel), (B, columns)."""
+        """⟨w_i, M_kbi⟩ over each column i (the weights out of one input channel), (K, B, columns)."""
 
     @abstractmethod
     def transposed_norms(self, view: WeightView) -> Tensor:
-        """‖WᵀM_b‖²_F of each sample, (B,): Petzka et al. (2021)'s relative flatness."""
-
-    @abstractmethod
-    def dot(self, vectors: Tensor) -> Tensor:
-        """⟨M_b, V_k⟩ for ``vectors`` (K, *shape), as (K, B)."""
+        """‖WᵀM_kb‖²_F, (K, B): Petzka et al. (2021)'s relative flatness."""
 
     @abstractmethod
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Σ_b c_kb M_b for coefficients (K, B), as (K, *shape)."""
+        """Σ_kb c_kb M_kb for coefficients (K, B), in the parameter's shape."""
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
         """Yield slices of the batch small enough that forming their gradients takes about ``numbers`` numbers."""
-        yield slice(0, self.count), self
+        yield slice(0, self.samples), self
 
 
 class DirectGradients(SampleGradients):
-    """Gradients held as they are, (B, *shape)."""
+    """Gradients held as they are, (K, B, *shape)."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self.count = len(values)
-
-    @property
-    def flat(self) -> Tensor:
-        return self.values.flatten(1)
+        self.samples = values.shape[1]
 
     def squared_norms(self) -> Tensor:
-        return self.flat.square().sum(1)
+        return self.values.flatten(2).square().sum(2)
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        into += torch.tensordot(coefficients, self.values.square(), dims=1).reshape(into.shape)
+        into += torch.tensordot(coefficients, self.values.square(), dims=2).reshape(into.shape)
 
     def _matrix_product(self, view: WeightView) -> Tensor:
-        return as_matrix(view.module, self.values, view.weight) * view.matrix  # (B, G, O, I, K)
+        return as_matrix(view.module, self.values, view.weight) * view.matrix  # (K, B, G, O, I, kernel)
 
     def row_products(self, view: WeightView) -> Tensor:
-        return self._matrix_product(view).sum((-1, -2)).flatten(1)
+        return self._matrix_product(view).sum((-1, -2)).flatten(2)
 
     def column_products(self, view: WeightView) -> Tensor:
-        return self._matrix_product(view).sum((-1, -3)).flatten(1)
+        return self._matrix_product(view).sum((-1, -3)).flatten(2)
 
     def transposed_norms(self, view: WeightView) -> Tensor:
         # ‖WᵀM‖² = ⟨M, (WWᵀ)M⟩: outputs² work instead of (inputs·kernel)².
-        matrix = as_matrix(view.module, self.values, view.weight).flatten(-2)  # (B, G, O, IK)
-        return (matrix * (view.gram @ matrix)).sum((1, 2, 3))
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        return vectors.flatten(1) @ self.flat.T
+        matrix = as_matrix(view.module, self.values, view.weight).flatten(-2)  # (K, B, G, O, I·kernel)
+        return (matrix * (view.gram @ matrix)).sum((2, 3, 4))
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        return (coefficients @ self.flat).reshape(len(coefficients), *self.values.shape[1:])
+        return torch.tensordot(coefficients, self.values, dims=2)
 
 
 class OuterGradients(SampleGradients):
-    """Gradients M = Σ_t δ_t a_tᵀ in each group, from inputs a (B, G, T, I·K) and output gradients δ (B, G, T, O)."""
+    """Gradients M = Σ_t δ_t a_tᵀ in each group: inputs a (B, G, T, I·kernel), output gradients δ (K, B, G, T, O)."""
 
     def __init__(self, inputs: Tensor, deltas: Tensor, shape: torch.Size) -> None:
         self.inputs = inputs
         self.deltas = deltas
         self.shape = shape
-        self.count = len(inputs)
+        self.samples = len(inputs)
         self.one_position = inputs.shape[2] == 1
 
     @cached_property
     def direct(self) -> DirectGradients:
         """The gradients formed: needed where squares are taken after a sum over positions."""
-        matrix = self.deltas.transpose(-1, -2) @ self.inputs  # (B, G, O, IK)
-        return DirectGradients(matrix.reshape(self.count, *self.shape))
+        columns, samples, groups, positions, outputs = self.deltas.shape
+        # All columns of a sample share its inputs: one product with K·O rows a sample.
+        stacked = self.deltas.permute(1, 2, 0, 4, 3).reshape(samples * groups, columns * outputs, positions)
+        matrix = torch.bmm(stacked, self.inputs.flatten(0, 1)).reshape(samples, groups, columns, outputs, -1)
+        return DirectGradients(matrix.permute(2, 0, 1, 3, 4).reshape(columns, samples, *self.shape))
 
     def squared_norms(self) -> Tensor:
         if not self.one_position:
             return self.direct.squared_norms()
-        return (self.deltas.square().sum(-1) * self.inputs.square().sum(-1)).sum((1, 2))
+        return (self.deltas.square().sum((-1, -2)) * self.inputs.square().sum((-1, -2))).sum(2)
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if not self.one_position:
             return self.direct.add_squares(into, coefficients)
-        deltas = self.deltas[:, :, 0].square() * coefficients[:, None, None]  # (B, G, O)
-        product = deltas.permute(1, 2, 0) @ self.inputs[:, :, 0].square().transpose(0, 1)  # (G, O, IK)
+        # Columns add up before the product with a²: one matrix product for all of them.
+        deltas = (self.deltas[:, :, :, 0].square() * coefficients[:, :, None, None]).sum(0)  # (B, G, O)
+        product = deltas.permute(1, 2, 0) @ self.inputs[:, :, 0].square().transpose(0, 1)  # (G, O, I·kernel)
         into += product.reshape(into.shape)
         return None
 
@@ -191,40 +184,35 @@ class OuterGradients(SampleGradients):
             return self.direct.row_products(view)
         # δ_j z_j, z the pre-activation without bias.
         outputs = torch.einsum("goi,bgi->bgo", view.flat, self.inputs[:, :, 0])
-        return (self.deltas[:, :, 0] * outputs).flatten(1)
+        return (self.deltas[:, :, :, 0] * outputs).flatten(2)
+
+    def _pulled(self, view: WeightView) -> Tensor:
+        # Wᵀδ is computed, not read off the graph: the input may feed other branches too.
+        return torch.einsum("goi,kbgo->kbgi", view.flat, self.deltas[:, :, :, 0])
 
     def column_products(self, view: WeightView) -> Tensor:
         if not self.one_position:
             return self.direct.column_products(view)
-        pulled = torch.einsum("goi,bgo->bgi", view.flat, self.deltas[:, :, 0])
         kernel = view.matrix.shape[-1]
-        return (self.inputs[:, :, 0] * pulled).unflatten(-1, (-1, kernel)).sum(-1).flatten(1)
+        return (self.inputs[:, :, 0] * self._pulled(view)).unflatten(-1, (-1, kernel)).sum(-1).flatten(2)
 
     def transposed_norms(self, view: WeightView) -> Tensor:
         if not self.one_position:
             return self.direct.transposed_norms(view)
-        # Wᵀδ is computed, not read off the graph: the input may feed other branches too.
-        pulled = torch.einsum("goi,bgo->bgi", view.flat, self.deltas[:, :, 0])
-        return (pulled.square().sum(-1) * self.inputs[:, :, 0].square().sum(-1)).sum(1)
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        groups, outputs = self.deltas.shape[1], self.deltas.shape[3]
-        matrices = vectors.reshape(len(vectors), groups, outputs, -1)
-        pushed = torch.einsum("bgti,kgoi->kbgto", self.inputs, matrices)
-        return (pushed * self.deltas).sum((2, 3, 4))
+        return (self._pulled(view).square().sum(-1) * self.inputs[:, :, 0].square().sum(-1)).sum(2)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        scaled = coefficients[:, :, None, None, None] * self.deltas  # (K, B, G, T, O)
-        return torch.einsum("kbgto,bgti->kgoi", scaled, self.inputs).reshape(len(coefficients), *self.shape)
+        deltas = (self.deltas * coefficients[:, :, None, None, None]).sum(0)  # (B, G, T, O)
+        return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
         if self.one_position:
-            yield slice(0, self.count), self
+            yield slice(0, self.samples), self
             return
-        step = max(1, numbers // math.prod(self.shape))
-        for start in range(0, self.count, step):
+        step = max(1, numbers // (math.prod(self.shape) * len(self.deltas)))
+        for start in range(0, self.samples, step):
             part = slice(start, start + step)
-            yield part, OuterGradients(self.inputs[part], self.deltas[part], self.shape)
+            yield part, OuterGradients(self.inputs[part], self.deltas[:, part], self.shape)
 
 
 class IndexedGradients(SampleGradients):
@@ -233,61 +221,62 @@ class IndexedGradients(SampleGradients):
     Positions holding the same token add up before squaring; each sample's first position of a token carries the sum.
     """
 
-    def __init__(self, tokens: Tensor, deltas: Tensor, shape: torch.Size) -> None:  # (B, T), (B, T, D)
+    def __init__(self, tokens: Tensor, deltas: Tensor, shape: torch.Size) -> None:  # (B, T), (K, B, T, D)
         same = tokens[:, :, None] == tokens[:, None, :]
         first = ~torch.tril(same, diagonal=-1).any(-1)
         self.tokens = tokens
-        self.values = (same.to(deltas.dtype) @ deltas) * first[..., None]  # (B, T, D)
+        self.values = (same.to(deltas.dtype) @ deltas) * first[..., None]  # (K, B, T, D)
         self.shape = shape
-        self.count = len(tokens)
+        self.samples = len(tokens)
 
-    def _by_token(self, values: Tensor, size: torch.Size) -> Tensor:
-        return torch.zeros(size, dtype=values.dtype, device=values.device).index_add_(
-            0, self.tokens.reshape(-1), values.flatten(0, 1)
-        )
+    def _by_token(self, values: Tensor) -> Tensor:  # (B, T, D) -> (V, D)
+        zeros = torch.zeros(self.shape, dtype=values.dtype, device=values.device)
+        return zeros.index_add_(0, self.tokens.reshape(-1), values.flatten(0, 1))
 
     def squared_norms(self) -> Tensor:
-        return self.values.square().sum((1, 2))
+        return self.values.square().sum((2, 3))
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        into += self._by_token(self.values.square() * coefficients[:, None, None], self.shape)
+        into += self._by_token((self.values.square() * coefficients[:, :, None, None]).sum(0))
 
     def row_products(self, view: WeightView) -> Tensor:
-        return (view.weight.detach()[self.tokens] * self.values).sum(1)
+        return (view.weight.detach()[self.tokens] * self.values).sum(2)
 
     def column_products(self, view: WeightView) -> Tensor:
-        products = (view.weight.detach()[self.tokens] * self.values).sum(-1)  # (B, T)
-        out = torch.zeros(self.count, self.shape[0], dtype=products.dtype, device=products.device)
-        return out.scatter_add_(1, self.tokens, products)
+        products = (view.weight.detach()[self.tokens] * self.values).sum(-1)  # (K, B, T)
+        out = torch.zeros(*products.shape[:2], self.shape[0], dtype=products.dtype, device=products.device)
+        return out.scatter_add_(2, self.tokens.expand_as(products), products)
 
     def transposed_norms(self, view: WeightView) -> Tensor:
         # The matrix is the transposed weight (D, V): WᵀM has entries ⟨w_v, m_v'⟩.
-        return (self.values @ view.gram[0] * self.values).sum((1, 2))
-
-    def dot(self, vectors: Tensor) -> Tensor:
-        return (vectors[:, self.tokens] * self.values).sum((2, 3))
+        return (self.values @ view.gram[0] * self.values).sum((2, 3))
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        return torch.stack([self._by_token(self.values * c[:, None, None], self.shape) for c in coefficients])
+        return self._by_token((self.values * coefficients[:, :, None, None]).sum(0))
 
 
 # --- rules: from a module's calls to its parameters' gradients -----------------------------------------------------
 
 Gradients = dict[str, SampleGradients]
 FromDeltas = Callable[[list[Tensor]], Gradients]
-# A rule looks at the inputs of a module's calls once a batch, and then turns the gradients of the calls' outputs, once
-# for each column, into the gradients of the module's parameters.  Several calls only add positions.
+# A rule looks at the inputs of a module's calls once a batch, and then turns the gradients of the calls' outputs, for
+# any number of columns (K, B, ...), into the gradients of the module's parameters.  Several calls only add positions.
 Rule = Callable[[Any, list[Tensor]], FromDeltas]
 
 
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    """Concatenate, without a copy where there is one tensor only."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+
+
 def _linear(module: nn.Linear, inputs: list[Tensor]) -> FromDeltas:
-    joined = torch.cat([a.reshape(len(a), -1, a.shape[-1]) for a in inputs], 1)[:, None]
+    joined = _joined([a.reshape(len(a), -1, a.shape[-1]) for a in inputs], 1)[:, None]
 
     def gradients(deltas: list[Tensor]) -> Gradients:
-        delta = torch.cat([d.reshape(len(d), -1, d.shape[-1]) for d in deltas], 1)
-        found: Gradients = {"weight": OuterGradients(joined, delta[:, None], module.weight.shape)}
+        delta = _joined([d.reshape(*d.shape[:2], -1, d.shape[-1]) for d in deltas], 2)
+        found: Gradients = {"weight": OuterGradients(joined, delta[:, :, None], module.weight.shape)}
         if module.bias is not None:
-            found["bias"] = DirectGradients(delta.sum(1))
+            found["bias"] = DirectGradients(delta.sum(2))
         return found
 
     return gradients
@@ -304,32 +293,32 @@ def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
     for dim in range(spatial):
         size, step, dilation = module.kernel_size[dim], module.stride[dim], module.dilation[dim]
         inputs = inputs.unfold(2 + dim, dilation * (size - 1) + 1, step)[..., ::dilation]
-    # (B, C, *positions, *kernel) -> (B, G, T, C/G · K)
+    # (B, C, *positions, *kernel) -> (B, G, T, C/G · kernel)
     positions = math.prod(inputs.shape[2 : 2 + spatial])
-    split = inputs.reshape(len(inputs), module.groups, -1, positions, math.prod(module.kernel_size))
-    return split.transpose(2, 3).flatten(3)
+    split = inputs.unflatten(1, (module.groups, -1)).movedim(2, 2 + spatial)  # (B, G, *positions, C/G, *kernel)
+    return split.reshape(len(inputs), module.groups, positions, -1)
 
 
 def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: list[Tensor]) -> FromDeltas:
-    joined = torch.cat([unfold(module, a) for a in inputs], 2)
+    joined = _joined([unfold(module, a) for a in inputs], 2)
     groups, outputs = module.groups, module.out_channels // module.groups
 
     def gradients(deltas: list[Tensor]) -> Gradients:
-        # (B, C, *positions) -> (B, G, T, C/G)
-        delta = torch.cat([d.reshape(len(d), groups, outputs, -1).transpose(2, 3) for d in deltas], 2)
+        # (K, B, C, *positions) -> (K, B, G, T, C/G)
+        delta = _joined([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in deltas], 3)
         found: Gradients = {"weight": OuterGradients(joined, delta, module.weight.shape)}
         if module.bias is not None:
-            found["bias"] = DirectGradients(delta.sum(2).flatten(1))
+            found["bias"] = DirectGradients(delta.sum(3).flatten(2))
         return found
 
     return gradients
 
 
 def _embedding(module: nn.Embedding, inputs: list[Tensor]) -> FromDeltas:
-    tokens = torch.cat([a.reshape(len(a), -1) for a in inputs], 1)
+    tokens = _joined([a.reshape(len(a), -1) for a in inputs], 1)
 
     def gradients(deltas: list[Tensor]) -> Gradients:
-        delta = torch.cat([d.reshape(len(d), -1, d.shape[-1]) for d in deltas], 1)
+        delta = _joined([d.reshape(*d.shape[:2], -1, d.shape[-1]) for d in deltas], 2)
         if module.padding_idx is not None:  # torch gives the padding row no gradient
             delta = delta * (tokens != module.padding_idx)[..., None]
         return {"weight": IndexedGradients(tokens, delta, module.weight.shape)}
@@ -358,10 +347,10 @@ def _affine(standardise: Callable[[Any, Tensor], Tensor]) -> Rule:
 
 
 def _to_channels(module: Any, values: Tensor) -> Tensor:
-    """Sum over positions: LayerNorm's weights sit on the last dimensions, the others' on dimension 1."""
+    """Sum (K, B, ...) over positions: LayerNorm's weights sit on the last dimensions, the others' on the channels."""
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        return values.reshape(len(values), -1, *module.weight.shape).sum(1)
-    return values.reshape(len(values), values.shape[1], -1).sum(2)
+        return values.reshape(*values.shape[:2], -1, *module.weight.shape).sum(2)
+    return values.reshape(*values.shape[:3], -1).sum(3)
 
 
 def _prelu(module: nn.PReLU, inputs: list[Tensor]) -> FromDeltas:
@@ -370,9 +359,9 @@ def _prelu(module: nn.PReLU, inputs: list[Tensor]) -> FromDeltas:
     def gradients(deltas: list[Tensor]) -> Gradients:
         products = [d * a for d, a in zip(deltas, below)]
         if module.num_parameters == 1:
-            summed = [t.flatten(1).sum(1, keepdim=True) for t in products]
+            summed = [t.flatten(2).sum(2, keepdim=True) for t in products]
         else:
-            summed = [t.reshape(*t.shape[:2], -1).sum(2) for t in products]
+            summed = [t.reshape(*t.shape[:3], -1).sum(3) for t in products]
         return {"weight": DirectGradients(torch.stack(summed).sum(0))}
 
     return gradients

@@ -151,10 +151,11 @@ def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 def _correct(outputs: Tensor, content: Content) -> Tensor | None:
     """Return which samples are classified right, where outputs (B, C) are scores of integer labels (B,)."""
-    labels = labels_of(content)
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or not isinstance(labels, Tensor):
+    try:
+        labels = labels_of(content)
+    except UsageError:  # a loss of the user's own may need no labels
         return None
-    if labels.shape != outputs.shape[:1] or labels.is_floating_point():
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or labels.shape != outputs.shape[:1] or labels.is_floating_point():
         return None
     return (outputs.argmax(1) == labels).cpu()
 

@@ -28,6 +28,8 @@ COLUMN_LIMIT = 32
 FOLDS = 8
 # Numbers of per-sample gradient formed at once for a layer applied at several positions.
 CHUNK_NUMBERS = 8_000_000
+# Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
+COLUMN_NUMBERS = 100_000_000
 
 ColumnMaker = Callable[[Problem, Batch, Tensor], Factor]
 
@@ -194,19 +196,16 @@ class _Sweep:
 
     def take(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, weights: Tensor) -> None:
         """Add one batch to the sums."""
-        names = [name for name in self.covered if name in recorder.edges]
         share = (weights / self.problem.survey.total_weight).to(outputs.device, torch.float64)
-        per_draw = len(factor.columns) // factor.draws
         traces = {
             name: torch.zeros(batch.count, dtype=torch.float64, device=outputs.device) for name in self.problem.layers
         }
-        fold_scale = self.folds / factor.draws  # each fold is an estimate of its own
-        for k, gradients in self._columns(batch, outputs, recorder, factor, names):
-            fold = (k // per_draw) % self.folds
-            signs = factor.signs[k].double()
-            for full, (part, some) in gradients:
-                norms = self._add(self.sums[full], full, fold, some, signs[part] * share[part] * fold_scale)
-                traces[self.owner[full].name][part] += signs[part] * norms / factor.draws
+        for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
+            own = signs[:, part].double()
+            # Each fold is an estimate of its own, from its share of the draws.
+            coefficients = own * share[part] * (self.folds / factor.draws)
+            norms = self._add(self.sums[full], full, fold, gradients, coefficients)
+            traces[self.owner[full].name][part] += (own * norms).sum(0) / factor.draws
         total = torch.zeros(batch.count, dtype=torch.float64)
         for name, values in traces.items():
             values = values.cpu()
@@ -214,52 +213,65 @@ class _Sweep:
             total += values
         self.sample_traces[batch.start : batch.start + batch.count] = total
 
-    def _columns(
-        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, names: list[str]
-    ) -> Iterator[tuple[int, Iterator[tuple[str, tuple[slice, SampleGradients]]]]]:
-        """Yield, column by column, the gradients of every parameter in pieces of the batch."""
+    def _pieces(
+        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
+    ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
+        """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
+        names = [name for name in self.covered if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
-        for k, column in enumerate(factor.columns):
-            deltas = recorder.pull_back(outputs, column, names, retain_graph=True)
-            yield k, self._by_rule(deltas, from_deltas)
-        if self.fallback.names:
-            for part, found in self.fallback.gradients(batch, factor.columns):
-                for k in range(len(factor.columns)):
-                    pieces = ((full, (part, DirectGradients(values[k].detach()))) for full, values in found.items())
-                    yield k, pieces
+        for fold, chosen in self._column_groups(factor, outputs, recorder):
+            columns, signs = factor.columns[chosen], factor.signs[chosen]
+            stacked: dict[str, list[list[Tensor]]] = {}
+            for column in columns:
+                for name, deltas in recorder.pull_back(outputs, column, names, retain_graph=True).items():
+                    stacked.setdefault(name, []).append(deltas)
+            for name, rows in stacked.items():
+                if any(delta is None for delta in rows[0]):
+                    continue  # the outputs do not depend on this layer
+                by_call = [torch.stack(list(deltas)) for deltas in zip(*rows)]
+                parameters = self.problem.layers[name].parameters
+                for local, gradients in from_deltas[name](by_call).items():
+                    if local in parameters:
+                        for part, some in gradients.chunks(CHUNK_NUMBERS):
+                            yield fold, signs, parameters[local], part, some
+            if self.fallback.names:
+                for part, found in self.fallback.gradients(batch, columns):
+                    for full, values in found.items():
+                        yield fold, signs, full, part, DirectGradients(values.detach())
 
-    def _by_rule(
-        self,
-        deltas: dict[str, list[Tensor]],
-        from_deltas: dict[str, Callable[[list[Tensor]], dict[str, SampleGradients]]],
-    ) -> Iterator[tuple[str, tuple[slice, SampleGradients]]]:
-        for name, values in deltas.items():
-            if any(value is None for value in values):
-                continue  # the outputs do not depend on this layer
-            parameters = self.problem.layers[name].parameters
-            for local, gradients in from_deltas[name](values).items():
-                if local in parameters:
-                    for piece in gradients.chunks(CHUNK_NUMBERS):
-                        yield parameters[local], piece
+    def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
+        """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
+        numbers = sum(math.prod(shape) for shapes in recorder.shapes.values() for shape in shapes) + outputs.numel()
+        width = max(1, COLUMN_NUMBERS // max(numbers, 1))
+        per_draw = len(factor.columns) // factor.draws
+        for fold in range(self.folds):
+            own = [k for k in range(len(factor.columns)) if (k // per_draw) % self.folds == fold]
+            for start in range(0, len(own), width):
+                yield fold, own[start : start + width]
 
     def _add(
         self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
     ) -> Tensor:
+        """Add the gradients of some columns and samples; coefficients (K, b).  Return their squared norms, (K, b)."""
         norms = gradients.squared_norms().double()
-        sums.trace[fold] += coefficients @ norms
+        sums.trace[fold] += (coefficients * norms).sum()
         if sums.diagonal is not None:
             gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
         view = self.views.get(full)
         if view is None:
             return norms
+
+        def total(values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
+            return torch.tensordot(coefficients, values.double().square(), dims=2)
+
         if sums.rows is not None and sums.whole is not None:
-            products = gradients.row_products(view).double()
-            sums.rows[fold] += coefficients @ products.square()
-            sums.whole[fold] += coefficients @ products.sum(1).square()
+            products = gradients.row_products(view)
+            sums.rows[fold] += total(products)
+            sums.whole[fold] += total(products.double().sum(2, keepdim=True))[0]
         if sums.columns is not None:
-            sums.columns[fold] += coefficients @ gradients.column_products(view).double().square()
+            sums.columns[fold] += total(gradients.column_products(view))
         if sums.transposed is not None:
-            sums.transposed[fold] += coefficients @ gradients.transposed_norms(view).double()
+            sums.transposed[fold] += (coefficients * gradients.transposed_norms(view).double()).sum()
         return norms
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
@@ -316,7 +328,7 @@ def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder) -> l
                 agreeing.append(name)
             continue
         try:
-            found = recorder.gradients_from_deltas([name])[name](values)
+            found = recorder.gradients_from_deltas([name])[name]([value[None] for value in values])
         except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
             continue
         if set(parameters) <= set(found) and all(
@@ -328,9 +340,8 @@ def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder) -> l
 
 
 def _matches(found: SampleGradients, expected: Tensor, silent: Tensor, tolerance: float) -> bool:
-    if found.count != len(silent) or bool(found.squared_norms()[silent].any()):
+    if found.samples != len(silent) or bool(found.squared_norms()[0, silent].any()):
         return False
-    ones = torch.ones(1, found.count, dtype=expected.dtype, device=expected.device)
-    total = found.combine(ones)[0]
+    total = found.combine(torch.ones(1, found.samples, dtype=expected.dtype, device=expected.device))
     scale = expected.abs().max()
     return bool((total - expected).abs().max() <= tolerance * scale) if scale > 0 else not bool(total.any())

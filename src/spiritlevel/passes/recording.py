@@ -26,6 +26,7 @@ class Recorder:
         }
         self.inputs: dict[str, list[Tensor]] = {}
         self.edges: dict[str, list[GradientEdge]] = {}
+        self.shapes: dict[str, list[torch.Size]] = {}  # of the outputs
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -45,13 +46,9 @@ class Recorder:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.requires_grad:
                 self.inputs.setdefault(name, []).append(args[0].detach())
                 self.edges.setdefault(name, []).append(get_gradient_edge(output))
+                self.shapes.setdefault(name, []).append(output.shape)
 
         return hook
-
-    def forget(self) -> None:
-        """Drop what was recorded, before the next batch."""
-        self.inputs.clear()
-        self.edges.clear()
 
     def called_once(self) -> set[str]:
         """Names of the layers that were called exactly once."""
