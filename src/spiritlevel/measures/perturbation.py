@@ -27,8 +27,8 @@ LARGEST_BASIS = 500_000_000
 
 @declare(
     title="Curvature seen by Gaussian noise of finite size",
-    formula="E_ε [L(θ+sε) + L(θ−sε) − 2L(θ)] / s²,  ε ~ N(0, I), at three radii s",
-    citation="The left-hand side of Tsuzuku et al. (2019) eq. (5), at finite radius",
+    formula=r"\mathbb{E}_{\epsilon\sim N(0,I)}[L(\theta+s\epsilon)+L(\theta-s\epsilon)-2L(\theta)]/s^2",
+    citation="Tsuzuku et al. 2019, left-hand side of eq. (5), at finite radius",
     cost=Cost(forward="2 x draws x radii + 8"),
     invariant=("permutation",),
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
@@ -128,8 +128,8 @@ def _stderr_data(problem: Problem, values: Tensor) -> float | None:
 
 @declare(
     title="Keskar sharpness: the worst rise of the loss in a box",
-    formula="100 (max_{z ∈ C} L(w+Az) − L(w)) / (1 + L(w)),  C = {|z_i| ≤ ε(|(A⁺w)_i| + 1)}",
-    citation="Keskar et al. (2017) Metric 2.1; Granziol (2021) eq. (2)",
+    formula=r"100\,\frac{\max_z L(w+Az)-L(w)}{1+L(w)},\quad |z_i|\le\epsilon(|(A^+w)_i|+1)",
+    citation="Keskar et al. 2017, Metric 2.1; Granziol 2021, eq. (2)",
     cost=Cost(gradient="restarts x (1.3 iterations + 10)", forward="restarts x 50"),
     invariant=("permutation",),
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
