@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int, int, 
         ),
         images, 4, 1, 0,
     ),
-    "RMSNorm": (lambda: nn.Sequential(nn.Linear(8, 6), nn.RMSNorm(6), nn.Linear(6, 3)), vectors, 6, 1, 6),
+    "RMSNorm": (lambda: nn.Sequential(nn.Linear(8, 6), nn.RMSNorm(6, eps=0.1), nn.Linear(6, 3)), vectors, 6, 1, 6),
     "overwritten in part": (lambda: Net(overwritten, **linear(8, 6, 8, 3)), vectors, 0, 0, 0),
     "layer that nothing reads": (
         lambda: Net(lambda n, x: n.b(n.a(x)[:, :4].relu()), **linear(8, 6, 4, 3)), vectors, 4, 0, 4,
@@ -387,3 +387,33 @@ def test_bad_requests_are_refused_in_one_sentence(call: Callable[[nn.Module, Ten
     net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     with pytest.raises(UsageError, match=words):
         call(net, vectors())
+
+
+# Left out: what cannot be differentiated (running means), large layers, keys whose biases have no effect at all,
+# and cases where entries without effect are free (rows that nothing reads, directions of weight normalisation).
+LEFT_OUT = ("transformer", "LSTM", "GRU", "BatchNorm", "transposed", "reads", "weight normalisation", "overwritten")
+DECIDED = [name for name in CASES if not any(word in name for word in LEFT_OUT)]
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_derivatives_find_the_same_number_of_free_factors(name: str) -> None:
+    """A rescaling θ·exp(t·u) keeps the function at every θ iff J(θ)·diag(θ)·u = 0 for all θ: count such u by rank."""
+    model, _ = built(name)
+    model.eval()
+    x = torch.cat([CASES[name][1]() for _ in range(8)])
+    tensors = dict(model.named_parameters())
+
+    def outputs(values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, values, (x,)).flatten()
+
+    size = sum(each.numel() for each in tensors.values())
+    rows: list[Tensor] = []
+    while sum(map(len, rows)) < 3 * size:
+        theta = {key: 1.5 * torch.randn(each.shape, dtype=each.dtype) for key, each in tensors.items()}
+        jacobian = torch.func.jacrev(outputs)(theta)
+        block = torch.cat([(jacobian[key] * theta[key]).reshape(len(outputs(theta)), -1) for key in theta], 1)
+        rows.append(block / block.norm())
+    singular = torch.linalg.svdvals(torch.cat(rows))
+    free = int((singular < 1e-11 * singular[0]).sum())
+    assert free == CASES[name][2]
+    assert singular[size - free - 1] > 1e-6 * singular[0]
