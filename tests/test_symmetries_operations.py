@@ -373,6 +373,7 @@ def test_wrapped_networks_are_looked_through() -> None:
     ("call", "words"),
     [
         (lambda net, x: symmetries.find(net, 3), "example is a int"),
+        (lambda net, x: symmetries.find(net, x[:, :5]), "fails on the example"),
         (lambda net, x: symmetries.find("net", x), "model is a str"),
         (lambda net, x: symmetries.find(net, x, mode="test"), "'eval' or 'train'"),
         (lambda net, x: symmetries.scale_output(net, x, 0.0), "alpha is 0.0"),

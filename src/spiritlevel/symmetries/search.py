@@ -11,6 +11,7 @@ from torch import nn
 from spiritlevel.errors import UsageError
 from spiritlevel.symmetries.found import Analysis, Symmetries, Symmetry
 from spiritlevel.symmetries.operations import RULES
+from spiritlevel.symmetries.proof import outputs
 from spiritlevel.symmetries.scales import Classes, Conflict, Labels
 from spiritlevel.symmetries.tracing import as_call, copied, in_mode, trace, unwrapped
 from spiritlevel.symmetries.unit_rules import UnitWalk, exchangeable
@@ -33,12 +34,24 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     try:
         traced = trace(runnable, example)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        return Symmetries((), (), f"the network cannot be traced ({type(error).__name__}: {first})", mode)
+        _check_runs(model, example, mode)
+        return Symmetries((), (), f"the network cannot be traced ({_in_short(error)})", mode)
     state, units = follow(traced, Walk(RULES)), follow(traced, UnitWalk())
     exact, loose = settled(state), settled(state, approximate=True)
     found = [*_rescalings(state, exact, loose), *_output_scale(state, exact), *_permutations(units)]
     return Symmetries(tuple(found), tuple(state.left_alone), "", mode, Analysis(state, exact, loose, units))
+
+
+def _check_runs(model: nn.Module, example: Any, mode: str) -> None:
+    """Refuse an example that the network itself cannot take."""
+    try:
+        outputs(unwrapped(model), example, mode)
+    except Exception as error:
+        raise UsageError(f"the model fails on the example ({_in_short(error)}); give a batch of its inputs") from error
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
 def settled(state: Walk, *, approximate: bool = False) -> Classes:
