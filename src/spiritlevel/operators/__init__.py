@@ -1,7 +1,7 @@
-"""Implicit matrices: products with the Hessian, the Gauss–Newton matrix and the blocks of layers."""
+"""Implicit matrices: products with the Hessian, the Gauss–Newton matrix, blocks of layers, the variance over batches."""
 
 from __future__ import annotations
 
-from spiritlevel.operators.matrices import GGNOperator, HessianOperator, LayerBlock
+from spiritlevel.operators.matrices import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
 
-__all__ = ["GGNOperator", "HessianOperator", "LayerBlock"]
+__all__ = ["GGNOperator", "HessianOperator", "LayerBlock", "Operator", "VarianceOperator"]

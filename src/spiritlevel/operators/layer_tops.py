@@ -8,6 +8,8 @@ from torch import Tensor
 from spiritlevel.estimate import Estimate
 from spiritlevel.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.estimators.probes import random_signs
+from spiritlevel.operators.products import Products
+from spiritlevel.operators.trust import path_of
 from spiritlevel.problem import Problem
 
 # Blocks this small are written out and diagonalised.
@@ -44,7 +46,16 @@ def _dense(problem: Problem, full: str) -> Estimate:
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
     radius = float((matrix - matrix.T).norm()) + 8 * torch.finfo(tensor.dtype).eps * float(values.abs().max())
     top = float(values[-1])
-    return Estimate(top, interval=(top - radius, top + radius), how="exact", samples=problem.survey.count)
+    path = path_of(problem)
+    return Estimate(
+        top,
+        interval=(top - radius, top + radius),
+        how="estimated" if path.differences else "exact",
+        status="ok" if path.converged else "budget_spent",
+        reason=path.caveat,
+        samples=problem.survey.count,
+        details={"path": path.label},
+    )
 
 
 def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: int, seed: int) -> dict[str, Estimate]:
@@ -75,16 +86,17 @@ def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: 
     for column, layer in enumerate(names):
         value, radius = float(run.ritz_values[column, -1]), float(run.residual_bounds[column, -1])
         met = radius <= tolerance * float(run.ritz_values[column].abs().max())
+        path = path_of(problem)
         found[layer] = Estimate(
             value,
             interval=(value - radius, value + radius),
             how="estimated",
             stderr=0.0,
-            status="ok" if met else "budget_spent",
-            reason="" if met else f"the residual is {radius:.2g} after {run.steps} Lanczos steps",
+            status="ok" if met and path.converged else "budget_spent",
+            reason=path.caveat if met else f"the residual is {radius:.2g} after {run.steps} Lanczos steps",
             samples=problem.survey.count,
             passes=float(run.steps),
-            details={"residual": radius},
+            details={"residual": radius, "path": path.label},
         )
     return found
 
@@ -94,28 +106,9 @@ def block_products(problem: Problem, fulls: list[str], vectors: list[Tensor]) ->
     tensors = [problem.chosen_parameters[full] for full in fulls]
     distinct = list(dict.fromkeys(fulls))
     totals = [torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device) for tensor in tensors]
-    survey = problem.survey
-    with problem.session():
-        for batch in problem.batches("layers' eigenvalues"):
-            losses, weights = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-            problem.agrees(batch, losses)
-            loss = (weights.detach() / survey.total_weight * losses).sum()
-            first = torch.autograd.grad(
-                loss, [problem.chosen_parameters[full] for full in distinct], create_graph=True, allow_unused=True
-            )
-            gradients = dict(zip(distinct, first))
-            for full, tensor, vector, total in zip(fulls, tensors, vectors, totals):
-                gradient = gradients[full]
-                if gradient is None or not gradient.requires_grad:
-                    continue
-                (part,) = torch.autograd.grad(
-                    gradient,
-                    tensor,
-                    vector.reshape(tensor.shape).to(tensor),
-                    retain_graph=True,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-                total += part.reshape(-1)
+    shaped = [vector.reshape(tensor.shape).to(tensor) for tensor, vector in zip(tensors, vectors)]
+    for part in Products(problem, distinct).sweep(1, "layers' eigenvalues"):
+        for full, vector, total in zip(fulls, shaped, totals):
+            total += part.own_block(distinct.index(full), vector).detach().reshape(-1)
     problem.spent["hessian product"] += len(fulls)
     return [total.to(problem.dtype) for total in totals]

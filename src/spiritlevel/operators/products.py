@@ -1,104 +1,193 @@
-"""Products of H and G with a block of vectors, from one retained graph a batch.
-
-H v differentiates the gradient's graph again; G v = Jᵀ Λ J v pushes v forward by differentiating the pull-back in its
-cotangent (twice backward, which exists wherever a Hessian product does) and pulls Λ J v back.
-"""
+"""Products of H and G with a block of vectors, one sweep over the data each, by the strategy that suits the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from spiritlevel.problem import Problem
+from spiritlevel.errors import UsageError
+from spiritlevel.operators.batch_products import BatchProducts, ForwardOverReverse, RetainedGraph, hessian_by_forward
+from spiritlevel.operators.differences import Differences
+from spiritlevel.operators.memory import free_bytes, graph_bytes
+from spiritlevel.operators.trust import Path, path_of
+from spiritlevel.problem import Batch, Problem
 
 Vectors = Mapping[str, Tensor]  # parameter name -> (K, *shape)
+Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite differences"]
+# A strategy's product of one vector on one batch must agree with the looped one's to this many parts of its length.
+AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
+# Shares of the free memory that a retained graph, or the graphs of all batches, may take.
+GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
+
+
+class Products:
+    """Products with the Hessian and the Gauss–Newton matrix over some parameters of a problem.
+
+    ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through that
+    graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile, on a
+    GPU), "auto" (looped on a CPU, batched on a GPU where the block fits, forward where a graph does not).  Where double
+    backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs of all
+    batches alive between sweeps: True, False, or None for where they fit.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        *,
+        strategy: Strategy = "auto",
+        keep_graphs: bool | None = False,
+    ) -> None:
+        if strategy not in get_args(Strategy):
+            raise UsageError(f"strategy must be one of {', '.join(get_args(Strategy))}, not {strategy!r}")
+        if strategy == "compiled" and problem.device.type != "cuda":
+            raise UsageError("strategy 'compiled' needs a CUDA device; use 'looped' on a CPU")
+        self.problem, self.names = problem, list(names)
+        self.asked = strategy
+        self._keep = keep_graphs
+        self._kept: list[BatchProducts] | None = None
+        self._chosen: str | None = None
+        self._compiled: Callable[..., dict[str, Tensor]] | None = None
+        self._differences = Path("finite differences", "finite differences", "they were asked for")
+
+    @property
+    def path(self) -> Path:
+        """How the products are made, after the check of one of them."""
+        found = path_of(self.problem)
+        return self._differences if self.asked == "finite differences" and not found.differences else found
+
+    @property
+    def strategy(self) -> str:
+        """The strategy in use; before the first product, the one that would be used for one vector."""
+        return self._chosen or self._choose(1)
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether the graphs of all batches stay alive between sweeps."""
+        if self._keep is None:
+            if self.path.differences or self.strategy not in ("looped", "batched"):
+                return False
+            size, batches = graph_bytes(self.problem)
+            self._keep = size * batches <= KEPT_SHARE * free_bytes(self.problem.device)
+        return self._keep
+
+    def release(self) -> None:
+        """Let go of the graphs that were kept."""
+        self._kept = None
+
+    def sweep(self, count: int, what: str) -> Iterator[BatchProducts]:
+        """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data."""
+        problem = self.problem
+        with problem.session():
+            self._chosen = self._choose(count)
+            if self._kept is not None:
+                for done, part in enumerate(self._kept, 1):
+                    yield part
+                    if problem.progress is not None:
+                        problem.progress(what, done * problem.survey.count // len(self._kept), problem.survey.count)
+                return
+            kept: list[BatchProducts] = []
+            for batch in problem.batches(what):
+                part = self._made(batch, self.names, self._chosen)
+                yield part
+                if self.keeps_graphs:
+                    kept.append(part)
+            if self.keeps_graphs:
+                self._kept = kept
+
+    def multiply(
+        self, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return (H v, G v) restricted to these parameters, summed over batches in float64."""
+        blocks, count = self.blocks(vectors)
+        total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
+        total_g = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if ggn else []
+        for part in self.sweep(count, what):
+            for total, product in zip(total_h, part.hessian(blocks) if hessian else ()):
+                total += product.detach()
+            for total, product in zip(total_g, part.ggn(blocks) if ggn else ()):
+                total += product.detach()
+        if hessian:
+            self.problem.spent["hessian product"] += count
+        if ggn:
+            self.problem.spent["ggn product"] += count
+        return dict(zip(self.names, total_h)), dict(zip(self.names, total_g))
+
+    def blocks(self, vectors: Vectors) -> tuple[list[Tensor], int]:
+        """Return the vectors as blocks in the parameters' dtype and order, and how many they are."""
+        blocks = [vectors[name].to(self.problem.chosen_parameters[name]) for name in self.names]
+        return blocks, len(blocks[0])
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+
+    def _choose(self, count: int) -> str:
+        path = self.path
+        if path.differences:
+            return "finite differences"
+        if self.asked == "auto":
+            for strategy in self._preferred(count):
+                if strategy == "looped" or self._agrees(strategy):
+                    return strategy
+            return "looped"
+        return self.asked if self.asked == "looped" or self._agrees(self.asked) else "looped"
+
+    def _preferred(self, count: int) -> list[str]:
+        problem = self.problem
+        size, _ = graph_bytes(problem)
+        free = free_bytes(problem.device)
+        if size > GRAPH_SHARE * free and not problem.survey.coupled:
+            return ["forward", "looped"]
+        if problem.device.type == "cuda" and count > 1 and size * (1 + count / 2) <= GRAPH_SHARE * free:
+            return ["batched", "looped"]
+        return ["looped"]
+
+    def _agrees(self, strategy: str) -> bool:
+        """Whether a strategy gives the looped one's product of a vector on the first batch; asked once a problem."""
+        known = self.path.agreements
+        if strategy not in known:
+            problem = self.problem
+            with problem.session():
+                batch = next(iter(problem.batches()))
+                generator = torch.Generator().manual_seed(0)
+                names = problem.parameters
+                blocks = [torch.randn((2, *t.shape), generator=generator).to(t) for t in problem.tensors]
+                looped = RetainedGraph(problem, batch, names).hessian(blocks)
+                try:
+                    found = self._made(batch, names, strategy).hessian(blocks)
+                    gap = torch.stack([(a - b).double().norm() for a, b in zip(found, looped)]).norm()
+                    size = torch.stack([b.double().norm() for b in looped]).norm()
+                    known[strategy] = bool(gap <= AGREEMENT[problem.dtype] * size)
+                    why = f"it differs by {float(gap / size):.1g} of the product"
+                except Exception as error:  # a transform without a rule for an operation raises whatever it likes
+                    known[strategy] = False
+                    why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            if not known[strategy]:
+                problem.notes.append(f"Products by strategy {strategy!r} were given up for 'looped': {why}.")
+        return known[strategy]
+
+    def _made(self, batch: Batch, names: Sequence[str], strategy: str) -> BatchProducts:
+        if strategy == "finite differences":
+            return Differences(self.problem, batch, names, self.path)
+        if strategy == "forward":
+            return ForwardOverReverse(self.problem, batch, names)
+        if strategy == "compiled":
+            return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
+        return RetainedGraph(self.problem, batch, names, batched=strategy == "batched")
+
+    def _by_compiled(self, problem: Problem, *arguments: object) -> dict[str, Tensor]:
+        """The forward-over-reverse product through torch.compile, which a problem's session otherwise switches off."""
+        if self._compiled is None:
+            self._compiled = torch.compile(functools.partial(hessian_by_forward, problem), dynamic=False)
+        with torch.compiler.set_stance("default"):
+            return self._compiled(*arguments)
 
 
 def sweep_products(
     problem: Problem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return (H v, G v) for vectors over some parameters, restricted to these parameters; one sweep."""
-    names = list(vectors)
-    count = len(next(iter(vectors.values())))
-    tensors = [problem.chosen_parameters[name] for name in names]
-    blocks = [vectors[name].to(tensor) for name, tensor in zip(names, tensors)]
-    total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
-    total_g = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if ggn else []
-    survey = problem.survey
-    with problem.session():
-        for batch in problem.batches(what):
-            outputs = problem.outputs(batch.content)
-            losses, weights = problem.loss.per_sample(outputs, batch.content)
-            problem.agrees(batch, losses)
-            share = weights.detach() / survey.total_weight
-            if hessian:
-                loss = (share * losses).sum()
-                for k, product in enumerate(_hessian_products(loss, tensors, blocks, count)):
-                    for into, part in zip(total_h, product):
-                        into[k] += part
-            if ggn:
-                forward = _push_forward(outputs, tensors, blocks, count)
-                curved = problem.loss.hessian_product(outputs.detach(), batch.content, forward)
-                curved = curved * share.reshape(1, -1, *([1] * (outputs.ndim - 1)))
-                for k in range(count):
-                    for into, part in zip(total_g, _gradient(outputs, tensors, curved[k])):
-                        into[k] += part
-    if hessian:
-        problem.spent["hessian product"] += count
-    if ggn:
-        problem.spent["ggn product"] += count
-    return dict(zip(names, total_h)), dict(zip(names, total_g))
-
-
-def _gradient(outputs: Tensor, tensors: Sequence[Tensor], cotangent: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(
-        outputs, tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-
-
-def _hessian_products(
-    loss: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], count: int
-) -> list[tuple[Tensor, ...]]:
-    first = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
-    curved = [
-        (gradient, block) for gradient, block in zip(first, blocks) if gradient is not None and gradient.requires_grad
-    ]
-    if not curved:  # the loss is linear in these parameters
-        return [tuple(torch.zeros_like(tensor) for tensor in tensors)] * count
-    gradients = [gradient for gradient, _ in curved]
-    return [
-        torch.autograd.grad(
-            gradients,
-            tensors,
-            [block[k] for _, block in curved],
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        for k in range(count)
-    ]
-
-
-def _push_forward(outputs: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], count: int) -> Tensor:
-    """Return J v for each vector, (K, B, *outputs), by differentiating Jᵀu in u."""
-    cotangent = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(outputs, tensors, cotangent, create_graph=True, allow_unused=True)
-    used = [(part, block) for part, block in zip(pulled, blocks) if part is not None and part.requires_grad]
-    if not used:
-        return torch.zeros((count, *outputs.shape), dtype=outputs.dtype, device=outputs.device)
-    parts = [part for part, _ in used]
-    return torch.stack(
-        [
-            torch.autograd.grad(
-                parts,
-                cotangent,
-                [block[k] for _, block in used],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )[0]
-            for k in range(count)
-        ]
-    )
+    """Return (H v, G v) for vectors over some parameters, restricted to the same parameters; one sweep over the data."""
+    return Products(problem, list(vectors)).multiply(vectors, hessian=hessian, ggn=ggn, what=what)

@@ -1,0 +1,268 @@
+"""One product against central differences before any is trusted, and the path that products then take.
+
+An operation without a second derivative does not always say so: a function marked ``once_differentiable`` or one that
+cuts the graph in its backward gives products that are wrong by any amount, without an error.  So the first time a
+product is asked for, H v and J v of a few samples are computed in float64 at a generic point near the parameters and
+compared with central differences of the gradient and of the outputs.  Piecewise-linear networks have kinks: a step that
+crosses one sees more curvature than there is, so agreement at any one of several steps counts, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from spiritlevel.data import Content, map_tensors, slice_batch
+from spiritlevel.errors import SpiritlevelError
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
+from spiritlevel.problem import Batch, Problem
+
+Kind = Literal["double backward", "finite differences"]
+SAMPLES = 4
+COUPLED_SAMPLES = 8  # statistics over fewer samples of a batch are close to degenerate
+STEPS = {torch.float64: (1e-6, 1e-8, 1e-4, 1e-9), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
+ROUNDINGS = 200.0
+# Entries of tensors that are zero (biases, gates at the start) move by this much of one.
+SMALLEST_SCALE = 1e-3
+
+
+@dataclass
+class Path:
+    """How products are made for one problem: by differentiating twice, or by differences of gradients and outputs."""
+
+    hessian: Kind = "double backward"
+    push: Kind = "double backward"
+    reason: str = ""
+    radius: float | None = None  # of the differences, once chosen
+    gaps: dict[str, float] = field(default_factory=dict)  # largest between two steps of a kind of difference
+    sizes: dict[str, float] = field(default_factory=dict)  # the largest such difference
+    agreements: dict[str, bool] = field(default_factory=dict)  # strategies compared with the looped one
+
+    @property
+    def differences(self) -> bool:
+        """Whether any product is a finite difference."""
+        return "finite differences" in (self.hessian, self.push)
+
+    def compare(self, kind: str, gap: float, size: float) -> None:
+        """Note how far two steps of a difference lay apart, both for a vector of length one."""
+        self.gaps[kind] = max(self.gaps.get(kind, 0.0), gap)
+        self.sizes[kind] = max(self.sizes.get(kind, 0.0), size)
+
+    @property
+    def disagreement(self) -> float:
+        """The largest gap between two steps against the largest product, as a residual against the norm."""
+        return max((gap / (self.sizes[kind] or 1.0) for kind, gap in self.gaps.items()), default=0.0)
+
+    @property
+    def converged(self) -> bool:
+        """Whether two steps of every difference agreed so far."""
+        return self.disagreement <= 0.02
+
+    @property
+    def label(self) -> str:
+        """The path in words, with the radius of differences once it is known."""
+        if not self.differences:
+            return "double backward"
+        of = "gradients" if self.hessian == "finite differences" else "outputs"
+        where = "" if self.radius is None else f", radius {self.radius:.2g}"
+        tail = "" if self.converged else f", not converged (two steps disagree by {self.disagreement:.0%})"
+        return f"finite differences of {of}{where}{tail}"
+
+    @property
+    def caveat(self) -> str:
+        """What a reader of a number must know, or nothing."""
+        if self.converged:
+            return ""
+        return (
+            f"{self.label}: the value depends on the radius; use float64, or replace the operation without a second "
+            "derivative"
+        )
+
+
+_paths: WeakKeyDictionary[Problem, Path | SpiritlevelError] = WeakKeyDictionary()
+
+
+def path_of(problem: Problem) -> Path:
+    """Return the path of this problem's products, after checking one of them the first time."""
+    if problem not in _paths:
+        try:
+            _paths[problem] = _checked_path(problem)
+        except SpiritlevelError as error:
+            _paths[problem] = error
+    found = _paths[problem]
+    if isinstance(found, SpiritlevelError):
+        raise found
+    return found
+
+
+def require_double_backward(problem: Problem, what: str) -> None:
+    """Refuse where second derivatives through autograd cannot be trusted and ``what`` has no other path."""
+    path = path_of(problem)
+    if path.differences:
+        raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
+
+
+def _checked_path(problem: Problem) -> Path:
+    with problem.session():
+        batch = next(iter(problem.batches()))
+        last: Exception | None = None
+        for dtype in (torch.float64, problem.dtype):
+            try:
+                path = _Check(problem, batch, dtype).path()
+            except SpiritlevelError:
+                raise
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                last = error  # constants of another dtype inside the model, a device without float64
+                continue
+            if path.differences:
+                problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
+            return path
+    raise SpiritlevelError(
+        f"the gradient of the loss cannot be computed here ({type(last).__name__}: {_first_line(last)}), so there is no "
+        "curvature to measure"
+    )
+
+
+class _Check:
+    """The loss of a few samples as a function of all parameters, in one dtype, and its derivatives both ways."""
+
+    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype) -> None:
+        self.problem, self.dtype = problem, dtype
+        wanted = COUPLED_SAMPLES if problem.survey.coupled else SAMPLES
+        content = batch.content if batch.count <= wanted else slice_batch(batch.content, 0, wanted)
+        self.content: Content = map_tensors(content, self._cast)
+        model = problem.model
+        self.fixed = {name: self._cast(tensor.detach()) for name, tensor in model.named_parameters()}
+        self.buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
+        generator = seeded_generator(problem.seed, 7)
+        self.scales: dict[str, float] = {}
+        self.point: dict[str, Tensor] = {}
+        self.direction: dict[str, Tensor] = {}
+        for name, tensor in problem.chosen_parameters.items():
+            scale = max(float(tensor.detach().double().square().mean().sqrt()), SMALLEST_SCALE)
+            self.scales[name] = scale
+            self.point[name] = self._cast(tensor.detach()) + 0.1 * scale * self._normal(tensor, generator)
+            self.direction[name] = scale * self._normal(tensor, generator)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def _normal(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device, self.dtype)
+
+    def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the mean loss of the few samples."""
+        buffers = {name: self._cast(tensor).clone() for name, tensor in self.buffers.items()}
+        outputs = self.problem.outputs(self.content, {**self.fixed, **buffers, **chosen})
+        losses, weights = self.problem.loss.per_sample(outputs, self.content)
+        return outputs, (weights.detach() * losses).sum() / weights.detach().sum().clamp_min(1e-30)
+
+    def _gradient(self, step: float) -> tuple[Tensor, float, list[Tensor]]:
+        leaves = {n: (t + step * self.direction[n]).requires_grad_() for n, t in self.point.items()}
+        outputs, loss = self._evaluate(leaves)
+        tensors = list(leaves.values())
+        gradient = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
+        return outputs.detach(), float(loss.detach()), list(gradient)
+
+    def path(self) -> Path:
+        """Return which products agree with differences."""
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in self.point.items()}
+        outputs, loss = self._evaluate(leaves)
+        if not loss.requires_grad:
+            raise SpiritlevelError(
+                "the loss does not depend on the chosen parameters through autograd (a detach, or a conversion to numbers, "
+                "lies between), so it has no derivatives to measure"
+            )
+        tensors, blocks = list(leaves.values()), [self.direction[name][None] for name in leaves]
+        gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+        sizes = torch.tensor([self.scales[n] * float(g.double().norm()) for n, g in zip(leaves, gradient)])
+        slope = sum(float((g * self.direction[n]).double().sum()) for n, g in zip(leaves, gradient))
+        path = Path()
+        second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
+        pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
+        agreement = _Agreement(self.dtype, len(tensors), float(sizes.norm()))
+        for step in STEPS[self.dtype]:
+            ahead, behind = self._gradient(step), self._gradient(-step)
+            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, abs(float(loss.detach())))
+            if second is not None:
+                difference = [(a - b) / (2 * step) for a, b in zip(ahead[2], behind[2])]
+                agreement.second([p[0] for p in second], difference, list(self.scales.values()), step)
+            if pushed is not None:
+                agreement.push(pushed[0][0], (ahead[0] - behind[0]) / (2 * step), step, float(outputs.detach().norm()))
+            if agreement.complete(second is not None, pushed is not None):
+                break
+        if not agreement.slope_agrees:
+            raise SpiritlevelError(
+                "the gradient that torch computes is not the derivative of the loss (a detach, a straight-through "
+                "estimator or a custom backward lies between), so there is no Hessian to measure; measure the network "
+                "without that operation"
+            )
+        if second is None or not agreement.second_agrees:
+            path.hessian = "finite differences"
+        if pushed is None or not agreement.push_agrees:
+            path.push = "finite differences"
+        if path.differences and not path.reason:
+            wrong = [name for name, right in zip(leaves, agreement.tensors) if not right]
+            where = f" (first seen in {wrong[0]})" if wrong and second is not None else ""
+            path.reason = (
+                f"an operation gives a wrong second derivative without saying so{where}: a backward that is "
+                "once_differentiable or cuts the graph"
+            )
+        return path
+
+
+class _Agreement:
+    """What has agreed with differences at some step so far."""
+
+    def __init__(self, dtype: torch.dtype, count: int, gradient_size: float) -> None:
+        self.tolerance = TOLERANCE[dtype]
+        self.rounding = ROUNDINGS * torch.finfo(dtype).eps
+        self.gradient_size = gradient_size
+        self.slope_agrees = self.push_agrees = False
+        self.tensors = [False] * count
+
+    @property
+    def second_agrees(self) -> bool:
+        return all(self.tensors)
+
+    def complete(self, second: bool, push: bool) -> bool:
+        return self.slope_agrees and (self.second_agrees or not second) and (self.push_agrees or not push)
+
+    def slope(self, slope: float, difference: float, step: float, loss: float) -> None:
+        allowed = self.tolerance * self.gradient_size + self.rounding * loss / step
+        self.slope_agrees |= abs(slope - difference) <= allowed
+
+    def push(self, pushed: Tensor, difference: Tensor, step: float, size: float) -> None:
+        allowed = self.tolerance * float(difference.norm()) + self.rounding * size / step
+        self.push_agrees |= float((pushed - difference).norm()) <= allowed
+
+    def second(self, products: list[Tensor], differences: list[Tensor], scales: list[float], step: float) -> None:
+        """Tensor by tensor, in units in which every tensor's entries are of order one."""
+        total = float(torch.tensor([s * float(d.norm()) for s, d in zip(scales, differences)]).norm())
+        noise = 1e-3 * self.tolerance * total + self.rounding * self.gradient_size / step
+        for place, (product, difference, scale) in enumerate(zip(products, differences, scales)):
+            size = scale * max(float(product.norm()), float(difference.norm()))
+            gap = scale * float((product - difference).norm())
+            self.tensors[place] |= gap <= self.tolerance * size + noise
+
+
+def _attempt(compute: Callable[[], list[Tensor]], path: Path) -> list[Tensor] | None:
+    """Return what ``compute`` gives, or None with the reason noted where autograd refuses."""
+    try:
+        return compute()
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        path.reason = f"autograd has no second derivative of an operation here ({_first_line(error)})"
+        return None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())[:160] or "no message"
