@@ -148,6 +148,7 @@ class _Sweep:
         self.folds = 1
         self.column_count = 0
         self.exact_columns = True
+        self.batched = False
         self.covered: list[str] = []  # layers whose rule agrees with autograd
         self.covered_layers: set[str] = set()
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
@@ -171,6 +172,7 @@ class _Sweep:
         }
         by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
         self.fallback = Fallback(self.problem, [name for name in self.problem.parameters if name not in by_rule])
+        self.batched = recorder.can_be_batched(outputs, factor.columns, self.covered)
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
 
@@ -221,16 +223,9 @@ class _Sweep:
         from_deltas = recorder.gradients_from_deltas(names)
         for fold, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
-            stacked: dict[str, list[list[Tensor]]] = {}
-            for column in columns:
-                for name, deltas in recorder.pull_back(outputs, column, names, retain_graph=True).items():
-                    stacked.setdefault(name, []).append(deltas)
-            for name, rows in stacked.items():
-                if any(delta is None for delta in rows[0]):
-                    continue  # the outputs do not depend on this layer
-                by_call = [torch.stack(list(deltas)) for deltas in zip(*rows)]
+            for name, deltas in recorder.pull_back_all(outputs, columns, names, batched=self.batched).items():
                 parameters = self.problem.layers[name].parameters
-                for local, gradients in from_deltas[name](by_call).items():
+                for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
                         for part, some in gradients.chunks(CHUNK_NUMBERS):
                             yield fold, signs, parameters[local], part, some

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -74,3 +75,47 @@ class Recorder:
             torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
         )
         return {name: [next(flat) for _ in self.edges[name]] for name in names}
+
+    def pull_back_all(
+        self, outputs: Tensor, columns: Tensor, names: list[str], *, batched: bool
+    ) -> dict[str, list[Tensor]]:
+        """Return the gradients of all columns (K, B, ...) at each named layer's output edges, (K, B, ...) a call.
+
+        A layer the outputs do not depend on is left out.  Samples come first in memory, so that the columns of one lie
+        together for its products.
+        """
+        if not names:
+            return {}
+        if batched:
+            edges = [edge for name in names for edge in self.edges[name]]
+            flat = iter(
+                torch.autograd.grad(
+                    outputs, edges, columns, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+            )
+            found = {name: [next(flat) for _ in self.edges[name]] for name in names}
+            return {name: deltas for name, deltas in found.items() if all(delta is not None for delta in deltas)}
+        rows = [self.pull_back(outputs, column, names, retain_graph=True) for column in columns]
+        return {
+            name: [torch.stack(list(calls), dim=1).transpose(0, 1) for calls in zip(*(row[name] for row in rows))]
+            for name in names
+            if all(delta is not None for delta in rows[0][name])
+        }
+
+    def can_be_batched(self, outputs: Tensor, columns: Tensor, names: list[str]) -> bool:
+        """Whether pulling columns back together works for this model and agrees with pulling them back one by one."""
+        some = columns[:2]
+        names = [name for name in names if name in self.edges]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # torch warns where it would loop over the columns itself
+                together = self.pull_back_all(outputs, some, names, batched=True)
+        except Exception:  # an operation that cannot be mapped raises in its own way
+            return False
+        apart = self.pull_back_all(outputs, some, names, batched=False)
+        tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
+        return together.keys() == apart.keys() and all(
+            bool((a - b).abs().max() <= tolerance * b.abs().max())
+            for name in apart
+            for a, b in zip(together[name], apart[name])
+        )
