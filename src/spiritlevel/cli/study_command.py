@@ -1,0 +1,161 @@
+"""``spiritlevel study``: run the papers' studies, show the verdicts, export the rows and the documents."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spiritlevel.errors import UsageError
+
+if TYPE_CHECKING:
+    from spiritlevel.studies import Record, Study
+
+OnProgress = Callable[[str, int, int], None]
+
+study = typer.Typer(help="Re-run the papers' studies, claim by claim.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(help="Studies by name or pattern, for instance 'margins-*'.")]
+All = Annotated[bool, typer.Option("--all", help="Every study.")]
+SizeOption = Annotated[str, typer.Option("--size", help="smoke, small, medium or paper.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder that finished runs are kept in.")]
+DEFAULT_OUT = Path("spiritlevel-studies")
+
+
+def list_studies() -> list[tuple[str, str, str]]:
+    """Return (name, what it is, number of claims and runs) of every study for ``spiritlevel list studies``."""
+    from spiritlevel.studies import studies
+
+    return [
+        (
+            each.name,
+            f"{each.title} ({each.paper})",
+            f"{len(each.claims)} claims, {len(each.settings('small'))} runs small",
+        )
+        for each in studies().values()
+    ]
+
+
+@study.command("run")
+def run(
+    names: Names = None,
+    all_studies: All = False,
+    size: SizeOption = "smoke",
+    out: Out = DEFAULT_OUT,
+    data_root: Annotated[str | None, typer.Option("--data-root", help="Where the data sets lie.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda.")] = "cpu",
+    engine: Annotated[str, typer.Option("--engine", help="here, processes or ray.")] = "here",
+    workers: Annotated[int, typer.Option("--workers", help="Local processes with --engine processes.")] = 2,
+    address: Annotated[str | None, typer.Option("--address", help="A Ray cluster to join.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Compute the missing runs of studies and print their claims; run again after an interruption to go on."""
+    from spiritlevel.studies import Place, RunStore, make_record, run_study
+
+    store = RunStore(out)
+    place = Place(device, data_root)
+    records = []
+    for each in _chosen(names, all_studies):
+        with _progress(quiet) as hook:
+            run_study(each, size, store, place=place, engine=engine, workers=workers, address=address, on_progress=hook)
+        records.append(make_record(each, size, store.table(each, size)))
+    _print_claims(records)
+
+
+@study.command("show")
+def show(names: Names = None, all_studies: All = False, size: SizeOption = "smoke", out: Out = DEFAULT_OUT) -> None:
+    """Print the claims of studies as the finished runs decide them; nothing is computed."""
+    from spiritlevel.studies import RunStore, make_record
+
+    store = RunStore(out)
+    _print_claims([make_record(each, size, store.table(each, size)) for each in _chosen(names, all_studies)])
+
+
+@study.command("export")
+def export(
+    names: Names = None,
+    all_studies: All = False,
+    size: SizeOption = "smoke",
+    out: Out = DEFAULT_OUT,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write all rows as CSV.")] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", help="Write all rows as Parquet (needs pyarrow).")
+    ] = None,
+    docs: Annotated[Path | None, typer.Option("--docs", help="Write records, figures and the claims table.")] = None,
+) -> None:
+    """Write the rows of finished runs, or the documents made from them."""
+    from spiritlevel.studies import RunStore, make_record, studies
+    from spiritlevel.studies.exporting import write_csv, write_parquet
+
+    if csv is None and parquet is None and docs is None:
+        raise UsageError("study export needs somewhere to write to: --csv F, --parquet F or --docs DIR.")
+    store = RunStore(out)
+    chosen = _chosen(names, all_studies)
+    tables = {each.name: store.table(each, size) for each in chosen}
+    if csv is not None:
+        write_csv(tables, csv)
+    if parquet is not None:
+        write_parquet(tables, parquet)
+    if docs is not None:
+        from spiritlevel.studies.documents import write_documents
+
+        records = [make_record(each, size, tables[each.name]) for each in chosen if len(tables[each.name])]
+        write_documents(docs, studies().values(), records)
+
+
+def _chosen(names: list[str] | None, all_studies: bool) -> list[Study]:
+    from spiritlevel.studies import chosen, studies
+
+    if all_studies:
+        return list(studies().values())
+    if not names:
+        raise UsageError("Name one or more studies, or use --all; `spiritlevel list studies` shows them.")
+    return chosen(names)
+
+
+def _print_claims(records: list[Record]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from spiritlevel.studies.documents import behind, measured
+
+    table = Table("study", "claim", "the paper", "measured", "verdict", "size, runs")
+    for record in records:
+        for each in record.judgements:
+            verdict = each.verdict if record.finished else f"not run: {record.study.unrun}"
+            table.add_row(
+                record.study.name,
+                f"{each.claim.statement} ({each.claim.place})",
+                each.claim.paper,
+                measured(each),
+                verdict,
+                f"{record.size}, {behind(each, record)}",
+            )
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[OnProgress | None]:
+    """Show progress over a study's runs on standard error, with the time left."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    shown = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+    )
+    with shown:
+        task = shown.add_task("", total=1)
+        yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
