@@ -14,6 +14,7 @@ from spiritlevel.estimators.lanczos import lanczos
 from spiritlevel.estimators.probes import random_signs
 from spiritlevel.estimators.quadrature import frobenius_squared
 from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.operators.trust import path_of
 from spiritlevel.problem import Problem
 from spiritlevel.reference import curvature as reference
 
@@ -56,16 +57,16 @@ def ggn_trace(blocks: Blocks) -> Estimate:
 
 def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    met = pairs.status == "ok"
+    met, path = pairs.status == "ok", path_of(problem)
     return Estimate(
         value,
         interval=(value - residual, value + residual),
         how="estimated",
-        status="ok" if met else "budget_spent",
-        reason="" if met else f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps",
+        status="ok" if met and path.converged else "budget_spent",
+        reason=path.caveat if met else f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps",
         samples=problem.survey.count,
         passes=float(pairs.products),
-        details={"residual": residual, "products": pairs.products},
+        details={"residual": residual, "products": pairs.products, "path": path.label},
     )
 
 

@@ -191,3 +191,11 @@ def sweep_products(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return (H v, G v) for vectors over some parameters, restricted to the same parameters; one sweep over the data."""
     return Products(problem, list(vectors)).multiply(vectors, hessian=hessian, ggn=ggn, what=what)
+
+
+def retained(problem: Problem, batch: Batch) -> RetainedGraph:
+    """Return one batch's graph over all chosen parameters, by the path that was found trustworthy."""
+    path = path_of(problem)
+    if path.differences:
+        return Differences(problem, batch, problem.parameters, path)
+    return RetainedGraph(problem, batch, problem.parameters)

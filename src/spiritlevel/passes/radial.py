@@ -6,7 +6,6 @@ curvature of the loss in the outputs (Jθ)ᵀΛ(Jθ), is what the Fisher–Rao n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from spiritlevel.data import Content, map_tensors
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy
+from spiritlevel.operators.products import retained
 from spiritlevel.problem import Problem
 
 
@@ -29,10 +29,12 @@ class RadialStats:
 def radial_statistics(problem: Problem) -> RadialStats:
     """Sweep the data once and return each sample's slope and Gauss–Newton curvature along θ."""
     slopes, curvatures = [], []
+    along = [tensor.detach()[None] for tensor in problem.tensors]
     with problem.session():
         for batch in problem.batches("derivative along the parameters"):
-            outputs = problem.outputs(batch.content)
-            forward = _along_parameters(outputs, problem.tensors).double()
+            part = retained(problem, batch)
+            outputs = part.outputs
+            forward = part.push(along)[0].detach().double()
             # The loss is differentiated in float64: for a confident sample its gradient is a difference of near-equals.
             scores = outputs.detach().double().requires_grad_()
             content = map_tensors(batch.content, lambda t: t.double() if t.is_floating_point() else t)
@@ -45,18 +47,6 @@ def radial_statistics(problem: Problem) -> RadialStats:
     problem.spent["forward"] += 1
     problem.spent["gradient"] += 2  # a pull-back, and its derivative
     return RadialStats(torch.cat(slopes), torch.cat(curvatures), problem.survey.weights)
-
-
-def _along_parameters(outputs: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Return J θ, shaped as the outputs, by differentiating Jᵀu in u."""
-    cotangent = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(outputs, tensors, cotangent, create_graph=True, allow_unused=True)
-    used = [(p, t.detach()) for p, t in zip(pulled, tensors) if p is not None and p.requires_grad]
-    if not used:
-        return torch.zeros_like(outputs)
-    parts, along = zip(*used)
-    (forward,) = torch.autograd.grad(parts, cotangent, along, allow_unused=True, materialize_grads=True)
-    return forward.detach()
 
 
 def _centred(problem: Problem, scores: Tensor, forward: Tensor, content: Content) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from spiritlevel.estimators.probes import random_signs
 from spiritlevel.layers import as_matrix, from_matrix
 from spiritlevel.operators.products import sweep_products
+from spiritlevel.operators.trust import require_double_backward
 from spiritlevel.problem import Problem
 
 KINDS = ("entries", "rows", "columns", "whole", "transposed")
@@ -217,6 +218,7 @@ def sample_trace_remainders(problem: Problem, names: list[str], *, probes: int, 
     The second derivative of every sample's loss along a probe comes from pushing the probe forward twice; samples do
     not mix, so one graph serves the whole batch.
     """
+    require_double_backward(problem, "the remainder of each sample's trace")
     tensors = [problem.chosen_parameters[name] for name in names]
     make = _probe_maker(problem, names, "entries", seed)
     vectors = make(0, probes)
