@@ -21,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from spiritlevel.cli.application import app
 
         code = app(args=[word for word in given if word != "--debug"], prog_name="spiritlevel", standalone_mode=False)
+        if code == INTERRUPTED:  # typer catches the interruption itself and says nothing
+            return _say("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)

@@ -68,7 +68,7 @@ def run(request: Request, outputs: Outputs) -> int:
 def _show_plan(subject: _Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    print(plan(problem, list(request.measures), settings=dict(request.settings)))
+    print(plan(problem, list(request.measures), settings=request.flat_settings()))
     if networks > 1:
         print(f"This is for each of the {networks} weights files.")
     return DONE
@@ -145,7 +145,7 @@ class _Subject:
         report = measure(
             problem,
             measures=list(request.measures),
-            settings=dict(request.settings),
+            settings=request.flat_settings(),
             seed=request.seed or 0,
             tolerance=request.tolerance,
             progress=progress,
@@ -164,10 +164,9 @@ class _Subject:
 
 def _targets(weights: tuple[str, ...]) -> list[str]:
     """Return a short label for each weights file, all different."""
-    labels = shared_prefix_removed(weights) if weights else ["initialised"]
-    if len(set(labels)) < len(labels):
+    if len({Path(path).resolve() for path in weights}) < len(weights):
         raise UsageError("the same weights file is named twice; name each once")
-    return labels
+    return shared_prefix_removed(weights) if weights else ["initialised"]
 
 
 def _file_for(pattern: str, label: str) -> Path:

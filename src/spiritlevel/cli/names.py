@@ -200,10 +200,9 @@ def _built_in(name: str, arguments: dict[str, Any], data: NamedData, seed: int) 
         if fitted.x.shape != data.labelled.x.shape:
             notes += [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
             data = NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes)
-        outputs = fitted.classes or (fitted.y.shape[1] if fitted.y.ndim > 1 else 1)
-        shape = {"channels": fitted.channels, "size": fitted.size, "classes": max(outputs, 2)}
-        if not fitted.classes:
-            shape["classes"] = outputs
+        # Labels that are no classes ask for as many outputs as they have entries.
+        outputs = max(fitted.classes, 2) if fitted.classes else fitted.y[0].numel()
+        shape = {"channels": fitted.channels, "size": fitted.size, "classes": outputs}
     model = nets.build(name, seed=seed, **{**shape, **arguments})
     return NamedModel(model, name, data, None, tuple(notes))
 

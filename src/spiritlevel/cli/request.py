@@ -40,6 +40,7 @@ class Request:
         for name in (part.name for part in fields(self)):
             own, theirs = getattr(self, name), getattr(other, name)
             if name == "settings":
+                theirs = self._wanted_of(theirs)
                 names = dict.fromkeys([*theirs, *own])
                 merged[name] = {key: {**theirs.get(key, {}), **own.get(key, {})} for key in names}
             elif isinstance(own, Mapping):
@@ -47,6 +48,22 @@ class Request:
             else:
                 merged[name] = theirs if own is None or own == () else own
         return Request(**merged)
+
+    def _wanted_of(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return lent settings without those of measures not chosen here, or of a tolerance said anew here."""
+        from spiritlevel.measures.registry import select
+
+        chosen = [measure.name for measure in select(list(self.measures))] if self.measures else list(settings)
+        dropped = () if self.tolerance is None else ("tolerance",)
+        return {
+            name: {key: value for key, value in settings[name].items() if key not in dropped}
+            for name in settings
+            if name in chosen
+        }
+
+    def flat_settings(self) -> dict[str, Any]:
+        """Return the settings as ``name.option`` keys."""
+        return {f"{name}.{key}": value for name, own in self.settings.items() for key, value in own.items()}
 
     def record(self) -> dict[str, Any]:
         """Return the part that decides the numbers, to be kept in the report."""
@@ -113,7 +130,7 @@ def check(request: Request) -> Request:
             raise UsageError(
                 f"a setting is given for {name!r}, which is not among the chosen measures{near_names(name, names)}"
             )
-    chosen_settings(chosen, filled.settings)
+    chosen_settings(chosen, filled.flat_settings())
     for path in filled.weights:
         if not Path(path).exists():
             folder = Path(path).parent

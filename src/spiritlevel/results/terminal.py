@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 TEXT_WIDTH = 120
 ID_WIDTH = 14  # a longer id is broken after an underscore in a column's head
-COLUMN_WIDTH = ID_WIDTH + 3  # with its rule and spaces
 _BOUND_SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 
 
@@ -103,24 +102,31 @@ class _Columns:
         self.corner, self.labels, self.heads, self.cells = corner, labels, heads, cells
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first = min(max(map(len, [*self.labels, self.corner])), options.max_width // 3) + 4
+        first = min(max(map(len, [*self.labels, self.corner])), options.max_width // 3)
         portions: list[list[str]] = []
-        used = options.max_width + 1
+        room = 0
         for key in self.heads:
-            needed = min(COLUMN_WIDTH, max(len(text.plain) for text in [self.heads[key], *self.cells[key]]) + 3)
-            if used + needed > options.max_width:
+            needed = self._width(key) + 3  # with its rule and spaces
+            if needed > room or not portions:
                 portions.append([])
-                used = first
+                room = options.max_width - first - 4
             portions[-1].append(key)
-            used += needed
+            room -= needed
         for portion in portions:
             table = _new_table()
-            table.add_column(self.corner, overflow="fold")
+            table.add_column(self.corner, overflow="fold", min_width=min(first, 8))
             for key in portion:
-                table.add_column(self.heads[key], justify="right", overflow="fold")
+                table.add_column(self.heads[key], justify="right", overflow="fold", min_width=self._width(key))
             for row, label in enumerate(self.labels):
                 table.add_row(Text(label), *(self.cells[key][row] for key in portion))
             yield table
+
+    def _width(self, key: str) -> int:
+        """Return the least width of a column: no word of it is broken, short cells stay on one line."""
+        texts = [text.plain for text in (self.heads[key], *self.cells[key])]
+        longest_word = max(len(word) for text in texts for word in text.split())
+        longest_line = max(len(line) for text in texts for line in text.splitlines())
+        return max(longest_word, min(longest_line, ID_WIDTH))
 
 
 def side_by_side(reports: Mapping[str, Report], extra: Mapping[str, Sequence[str]] | None = None) -> RenderableType:
