@@ -7,7 +7,7 @@ TESTS  := $(VENV)/.installed-test
 # The tests run in two processes; one thread each keeps them from fighting over two cores.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all lint types clean
+.PHONY: demo test test-all lint types docs clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -38,3 +38,6 @@ test-all: $(TESTS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build
+
+docs: $(STAMP)
+	$(BIN)/python -m spiritlevel.measures.documenting docs/measures.md

@@ -1,0 +1,75 @@
+"""The page of measures, written from their declarations (``make docs``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from spiritlevel.measures.declaration import SYMMETRIES, Measure
+from spiritlevel.measures.registry import GROUPS, MEASURES
+
+_ANSWERS = {True: "unchanged", False: "changes", None: "not known"}
+_SYMMETRY_WORDS = {
+    "layer_rescaling": "rescaling layers",
+    "neuron_rescaling": "rescaling neurons",
+    "output_scaling": "scaling the outputs",
+    "permutation": "permuting neurons",
+}
+
+
+def page() -> str:
+    """Return the Markdown page of all measures."""
+    parts = [
+        "# Measures",
+        "",
+        "Generated from the declarations in `src/spiritlevel/measures/`; do not edit by hand (`make docs` writes it).",
+        "",
+        "Groups: "
+        + "; ".join(f"`{name}` ({len(members)} measures)" for name, members in GROUPS.items())
+        + ". `default` holds "
+        + ", ".join(f"`{name}`" for name in GROUPS["default"])
+        + ".",
+        "",
+        "| measure | name | rescaling layers | rescaling neurons | scaling the outputs |",
+        "|---|---|---|---|---|",
+        *(_row(measure) for measure in MEASURES.values()),
+        "",
+        *(line for measure in MEASURES.values() for line in _section(measure)),
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _row(measure: Measure) -> str:
+    answers = [_ANSWERS[measure.invariances[s]] for s in ("layer_rescaling", "neuron_rescaling", "output_scaling")]
+    return f"| {measure.title} | [`{measure.name}`](#{measure.name}) | {' | '.join(answers)} |"
+
+
+def _section(measure: Measure) -> list[str]:
+    invariances = "; ".join(f"{_SYMMETRY_WORDS[s]}: {_ANSWERS[measure.invariances[s]]}" for s in SYMMETRIES)
+    lines = [
+        f"## `{measure.name}`",
+        "",
+        f"**{measure.title}.** {measure.meaning}",
+        "",
+        f"$$ {measure.formula} $$",
+        "",
+        f"- From: {measure.citation}",
+    ]
+    if measure.sharper_when:
+        lines.append(f"- A {measure.sharper_when} value means sharper")
+    lines += [f"- Under {invariances}", f"- Cost alone: {measure.cost}"]
+    if measure.settings:
+        lines.append("- Settings: " + ", ".join(_setting(measure, name) for name in measure.settings))
+    if measure.layer_quantities:
+        lines.append("- By layer: " + ", ".join(f"`{quantity}`" for quantity in measure.layer_quantities))
+    return [*lines, ""]
+
+
+def _setting(measure: Measure, name: str) -> str:
+    choices = measure.choices.get(name)
+    options = f" (one of {', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
+    return f"`{name}={measure.settings[name]!r}`{options}"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
