@@ -57,7 +57,9 @@ class Blocks:
         self.coupled = problem.survey.coupled
         sweep_wants = (wants - {"whole"}) | ({"rows"} if "whole" in wants else set())
         # Samples that influence each other have no factor pass; everything about them is sampled.
-        self.sums: CurvatureSums | None = None if self.coupled else curvature_sweep(problem, frozenset(sweep_wants))
+        self.sums: CurvatureSums | None = (
+            None if self.coupled else curvature_sweep(problem, frozenset(sweep_wants), seed=seed)
+        )
         self.exact_layers = dict.fromkeys(problem.layers, False) if self.sums is None else self.sums.exact_layers
         self.sampled_names = [
             full
@@ -193,7 +195,7 @@ class Blocks:
         return self._trace_of([full], self._layer_of(full))
 
     def _trace_of(self, names: list[str], layer: str) -> Estimate:
-        form = self._form("entries")
+        form = self._form("entries") if any(name in self.sampled_names for name in names) else None
         folds = self._fold_total(names, "trace")
         value, variance = float(folds.mean()), _fold_stderr(folds) ** 2
         if form is not None:
@@ -244,8 +246,8 @@ class Blocks:
         parts = self._parts(full, kind)
         base = self._base(full, kind).reshape(len(self._base(full, kind)), -1).sum(1)
         variance = _fold_stderr(base) ** 2
-        form = self._form(kind)
-        if form is not None and full in form.sums:
+        form = self._form(kind) if full in self.sampled_names else None
+        if form is not None:
             variance += float(form.sums[full].stderr) ** 2
         return Estimate(
             float(parts.value.sum()),
@@ -259,7 +261,7 @@ class Blocks:
 
     def _parts(self, full: str, kind: str) -> TensorEstimate:
         base = self._base(full, kind)
-        form = self._form(kind)
+        form = self._form(kind) if full in self.sampled_names else None
         how, verified, status, reason = self._labels([self._layer_of(full)], kind)
         value = base.mean(0)
         stderr = torch.zeros_like(value)
@@ -285,9 +287,12 @@ class Blocks:
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)
         stderr = torch.zeros_like(value)
+        folds = self.sums.sample_folds
+        if folds is not None:
+            stderr = folds.std(0) / len(folds) ** 0.5
         if self.sampled_names:
-            remainder, stderr = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
-            value = value + remainder
+            remainder, error = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
+            value, stderr = value + remainder, (stderr.square() + error.square()).sqrt()
         return TensorEstimate(value, stderr, "estimated")
 
 

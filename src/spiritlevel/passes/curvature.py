@@ -17,6 +17,7 @@ from torch import Tensor
 from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
 from spiritlevel.losses import Factor
 from spiritlevel.passes.fallback import Fallback
+from spiritlevel.passes.graph import Graph, look_at
 from spiritlevel.passes.linearity import Linearity
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Batch, Problem
@@ -31,7 +32,7 @@ CHUNK_NUMBERS = 8_000_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
 
-ColumnMaker = Callable[[Problem, Batch, Tensor], Factor]
+ColumnMaker = Callable[[Problem, Batch, Tensor, int], Factor]
 
 
 @dataclass
@@ -86,20 +87,19 @@ class CurvatureSums:
     parameters: dict[str, ParameterSums]
     layer_moments: dict[str, Moments]
     sample_traces: Tensor  # (N,) float64
+    sample_folds: Tensor | None  # (F, N): independent estimates of them, where the columns were sketched
     exact_columns: bool  # the factor's columns were used one by one
     columns: int  # backward passes spent on them
     exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
     fallback: tuple[str, ...] = ()  # parameters that went the general way
 
 
-def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor) -> Factor:
+def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
     """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix."""
-    return problem.loss.factor(
-        outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=problem.seed, indices=batch.indices
-    )
+    return problem.loss.factor(outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=seed, indices=batch.indices)
 
 
-def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor) -> Factor:
+def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
     """Return the loss's gradient as the one column: its square is the empirical Fisher information."""
     leaf = outputs.detach().requires_grad_()
     losses, _ = problem.loss.per_sample(leaf, batch.content)
@@ -114,8 +114,12 @@ def curvature_sweep(
     *,
     columns_of: ColumnMaker = gauss_newton_columns,
     verify: bool = True,
+    seed: int = 0,
 ) -> CurvatureSums:
-    """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too."""
+    """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too.
+
+    ``seed`` draws the sketches of a factor with too many columns.
+    """
     survey = problem.survey
     sweep = _Sweep(problem, wants)
     linearity = Linearity(problem) if verify else None
@@ -125,12 +129,14 @@ def curvature_sweep(
                 outputs = problem.outputs(batch.content)
             losses, _ = problem.loss.per_sample(outputs.detach(), batch.content)
             problem.agrees(batch, losses)
-            factor = columns_of(problem, batch, outputs.detach())
+            factor = columns_of(problem, batch, outputs.detach(), seed)
             weights = survey.weights[batch.start : batch.start + batch.count]
             if batch.start == 0:
-                sweep.begin(outputs, recorder, factor)
+                sweep.begin(factor)
+            graph = look_at(outputs)
+            sweep.choose_rules(outputs, recorder, factor, graph)
             if linearity is not None:
-                linearity.check(batch, outputs, recorder, sweep.covered_layers)
+                linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
             sweep.take(batch, outputs, recorder, factor, weights)
     problem.spent["forward"] += 1
     problem.spent["column"] += sweep.column_count
@@ -148,9 +154,10 @@ class _Sweep:
         self.folds = 1
         self.column_count = 0
         self.exact_columns = True
-        self.batched = False
-        self.covered: list[str] = []  # layers whose rule agrees with autograd
-        self.covered_layers: set[str] = set()
+        self.covered: list[str] = []  # layers whose rule agrees with autograd on the present batch
+        self.batched = False  # whether its columns can be pulled back together
+        self._by_graph: dict[int, tuple[list[str], bool]] = {}
+        self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
         self.views = {
             full: WeightView(self.owner[full].module, problem.chosen_parameters[full])
@@ -160,21 +167,27 @@ class _Sweep:
         self.sums: dict[str, ParameterSums] = {}
         self.moments = {name: Moments() for name in problem.layers}
         self.sample_traces = torch.zeros(problem.survey.count, dtype=torch.float64)
+        self.sample_folds: Tensor | None = None  # (F, N): each fold's estimate, where the columns are sketched
 
-    def begin(self, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
-        """Fix, on the first batch, the folds, which layers' rules are used, and the accumulators."""
+    def begin(self, factor: Factor) -> None:
+        """Fix, on the first batch, the folds and the accumulators."""
         self.exact_columns = factor.exact
         self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
         self.column_count = len(factor.columns)
-        self.covered = _agreeing_layers(self.problem, outputs, recorder)
-        self.covered_layers = {
-            name for name in self.covered if _covers_all(self.problem, name, recorder.layers[name].parameters)
-        }
-        by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
-        self.fallback = Fallback(self.problem, [name for name in self.problem.parameters if name not in by_rule])
-        self.batched = recorder.can_be_batched(outputs, factor.columns, self.covered)
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
+        if not factor.exact:
+            self.sample_folds = torch.zeros(self.folds, self.problem.survey.count, dtype=torch.float64)
+
+    def choose_rules(self, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
+        """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
+        if graph.signature not in self._by_graph:
+            covered = _agreeing_layers(self.problem, outputs, recorder, graph)
+            self._by_graph[graph.signature] = covered, recorder.can_be_batched(outputs, factor.columns, covered)
+        self.covered, self.batched = self._by_graph[graph.signature]
+        by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
+        rest = tuple(name for name in self.problem.parameters if name not in by_rule)
+        self.fallback = self._fallbacks.setdefault(rest, Fallback(self.problem, list(rest)))
 
     def _empty(self, name: str) -> ParameterSums:
         tensor = self.problem.chosen_parameters[name]
@@ -207,7 +220,11 @@ class _Sweep:
             # Each fold is an estimate of its own, from its share of the draws.
             coefficients = own * share[part] * (self.folds / factor.draws)
             norms = self._add(self.sums[full], full, fold, gradients, coefficients)
-            traces[self.owner[full].name][part] += (own * norms).sum(0) / factor.draws
+            own_traces = (own * norms).sum(0) / factor.draws
+            traces[self.owner[full].name][part] += own_traces
+            if self.sample_folds is not None:
+                first = batch.start + part.start
+                self.sample_folds[fold, first : first + len(own_traces)] += self.folds * own_traces.cpu()
         total = torch.zeros(batch.count, dtype=torch.float64)
         for name, values in traces.items():
             values = values.cpu()
@@ -276,19 +293,19 @@ class _Sweep:
             parameters=self.sums,
             layer_moments=self.moments,
             sample_traces=self.sample_traces,
+            sample_folds=self.sample_folds,
             exact_columns=self.exact_columns,
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
-            fallback=tuple(self.fallback.names),
+            fallback=tuple(dict.fromkeys(full for names in self._fallbacks for full in names)),
         )
 
 
-def _covers_all(problem: Problem, name: str, parameters: dict[str, str]) -> bool:
-    return set(problem.layers[name].parameters.values()) == set(parameters.values())
-
-
-def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder) -> list[str]:
+def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph) -> list[str]:
     """Return the layers whose rule gives the gradients autograd gives.
+
+    A parameter that more operations take in than its module was called (tied, or used through a function) is none of
+    them, even where those operations happen to pass nothing back on this batch.
 
     One random cotangent is pulled back both ways.  It is zero for half of the samples, so that a layer whose first
     dimension is not the samples (a sequence-first layout, a reshape) is found out: gradients would leak between them.
@@ -302,7 +319,11 @@ def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder) -> l
     names = [
         name
         for name, inputs in recorder.inputs.items()
-        if all(len(a) == count for a in inputs) and all(a.ndim > 0 for a in inputs)
+        if all(a.ndim > 0 and len(a) == count for a in inputs)
+        and all(
+            graph.uses[id(problem.chosen_parameters[full])] <= len(inputs)
+            for full in recorder.layers[name].parameters.values()
+        )
     ]
     deltas = recorder.pull_back(outputs, cotangent, names, retain_graph=True)
     expected = dict(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.operators.trust import path_of
+from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Batch, Problem
 
@@ -23,9 +25,11 @@ class Linearity:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
+        # Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.
+        trusted = not path_of(problem).differences
+        self.exact: dict[str, bool] = dict.fromkeys(problem.layers, trusted)
 
-    def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, covered: set[str]) -> None:
+    def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph, covered: set[str]) -> None:
         """Look at one batch; a layer once found curved stays so.
 
         ``covered`` are the layers whose recorded input and output account for all of their parameters' gradients:
@@ -33,8 +37,7 @@ class Linearity:
         called several times) are looked at in their parameters.
         """
         generator = seeded_generator(self.problem.seed, batch.start)
-        if batch.start == 0:
-            self._distrust_custom_functions(outputs, recorder)
+        self._distrust_custom_functions(graph)
         if not outputs.requires_grad:
             return
         weights = _random(outputs, generator)
@@ -52,16 +55,11 @@ class Linearity:
                 tensors = [self.problem.chosen_parameters[full] for full in own]
                 self.exact[name] = not _is_curved(scalar, tensors, generator)
 
-    def _distrust_custom_functions(self, outputs: Tensor, recorder: Recorder) -> None:
+    def _distrust_custom_functions(self, graph: Graph) -> None:
         """Layers before a custom autograd function cannot be verified: its backward may hide its curvature."""
-        upstream = _nodes_before_custom_functions(outputs)
-        if not upstream:
-            return
-        leaves = {getattr(node, "variable", None) for node in upstream}
-        leaf_ids = {id(leaf) for leaf in leaves if leaf is not None}
         for name, layer in self.problem.layers.items():
             tensors = [self.problem.chosen_parameters[full] for full in layer.parameters.values()]
-            if any(id(tensor) in leaf_ids for tensor in tensors):
+            if any(id(tensor) in graph.before_custom for tensor in tensors):
                 self.exact[name] = False
 
 
@@ -79,26 +77,3 @@ def _is_curved(scalar: Tensor, inputs: Sequence[Any], generator: torch.Generator
     directions = [_random(gradient, generator) for gradient in dependent]
     second = torch.autograd.grad(dependent, inputs, directions, retain_graph=True, allow_unused=True)
     return any(gradient is not None and bool((gradient != 0).any()) for gradient in second)
-
-
-def _nodes_before_custom_functions(outputs: Tensor) -> set[Any]:
-    """Nodes of the autograd graph that lie before (towards the inputs of) a function written in Python."""
-    custom: list[Any] = []
-    seen: set[Any] = set()
-    stack = [outputs.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            custom.append(node)
-        stack.extend(following for following, _ in node.next_functions)
-    before: set[Any] = set()
-    stack = [following for node in custom for following, _ in node.next_functions]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in before:
-            before.add(node)
-            stack.extend(following for following, _ in node.next_functions)
-    return before

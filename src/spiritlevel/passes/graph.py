@@ -1,0 +1,53 @@
+"""What the autograd graph of a batch tells before any number is computed: how often each parameter is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The structure behind some outputs; two batches with one signature went through the same operations."""
+
+    signature: int
+    uses: Counter[int]  # id of a parameter -> operations that take it in
+    before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
+
+
+def look_at(outputs: Tensor) -> Graph:
+    """Walk the graph once."""
+    order = _depth_first([outputs.grad_fn])
+    number = {node: position for position, node in enumerate(order)}
+    uses: Counter[int] = Counter()
+    shape = []
+    custom = []
+    for node in order:
+        children = [child for child, _ in node.next_functions if child is not None]
+        shape.append((node.name(), _leaf(node), tuple(number[child] for child in children)))
+        uses.update(leaf for child in children if (leaf := _leaf(child)) is not None)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            custom.extend(children)
+    before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
+    return Graph(hash(tuple(shape)), uses, before)
+
+
+def _leaf(node: Any) -> int | None:
+    variable = getattr(node, "variable", None)
+    return None if variable is None else id(variable)
+
+
+def _depth_first(roots: list[Any]) -> list[Any]:
+    seen: dict[Any, None] = {}
+    stack = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen[node] = None
+        stack.extend(child for child, _ in reversed(node.next_functions))
+    return list(seen)
