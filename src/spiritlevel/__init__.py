@@ -21,6 +21,7 @@ _PUBLIC = {
     "Cost": "spiritlevel.measures.declaration",
     "measure": "spiritlevel.measuring",
     "plan": "spiritlevel.planning",
+    "audit": "spiritlevel.auditing",
     "curvature": "spiritlevel.measuring",
     "per_sample": "spiritlevel.measuring",
 }
@@ -35,6 +36,7 @@ __all__ = [
     "SpiritlevelError",
     "UsageError",
     "__version__",
+    "audit",
     "collect",
     "curvature",
     "datasets",
@@ -53,6 +55,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from spiritlevel import datasets, losses, measures, nets, reference, symmetries, training
+    from spiritlevel.auditing import audit
     from spiritlevel.checkpoints import load_weights
     from spiritlevel.errors import SpiritlevelError, UsageError
     from spiritlevel.estimate import Estimate, Result
