@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.precision import full_float32
+from spiritlevel.unfused import unfused
 
 if TYPE_CHECKING:
     from spiritlevel.survey import Survey
@@ -242,11 +242,10 @@ class Problem:
         devices = [self.device] if self.device.type == "cuda" else []
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            # Hooks never fire inside a compiled model, and fused attention has no second derivative.
+            # Hooks never fire inside a compiled model.
             if "torch._dynamo" in sys.modules:  # no model is compiled before that is loaded, which takes seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(_without_fused_recurrence(modules))
+            stack.enter_context(unfused(modules))
             stack.enter_context(full_float32())
             stack.enter_context(torch.enable_grad())
             self._session_depth += 1
@@ -416,13 +415,3 @@ def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
                 f"parameter {name} holds {bad:,} values that are NaN or infinite, so there is no curvature there; "
                 "use a checkpoint from before training diverged"
             )
-
-
-@contextlib.contextmanager
-def _without_fused_recurrence(modules: list[nn.Module]) -> Iterator[None]:
-    """Switch cuDNN off where there are recurrent layers: its fused kernels have no second derivative."""
-    if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
-        with torch.backends.cudnn.flags(enabled=False):
-            yield
-    else:
-        yield

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spiritlevel.data import map_tensors, slice_batch
 from spiritlevel.problem import Problem
+from spiritlevel.unfused import unfused
 
 LARGEST = 4000  # parameters; beyond that a dense matrix is no longer a quick check
 
@@ -54,7 +54,7 @@ class Dense:
         """Return the network's outputs at any parameters."""
         buffers = {f"model.{name}": value.clone() for name, value in self.model.named_buffers()}
         replaced = {f"model.{name}": value for name, value in self.split(theta).items()}
-        with sdpa_kernel(SDPBackend.MATH):
+        with unfused(self.model.modules()):
             return torch.func.functional_call(self._forward, {**replaced, **buffers}, (content,))
 
     def loss_at(self, theta: Tensor) -> Tensor:

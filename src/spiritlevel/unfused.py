@@ -1,0 +1,44 @@
+"""Fused operations whose second derivative is missing or wrong, composed of single ones while a problem is measured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
+
+
+@contextlib.contextmanager
+def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run attention, recurrence and weight normalisation in forms that can be differentiated twice."""
+    modules = list(modules)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if any(_normalises_weights(module) for module in modules):
+            stack.enter_context(_ComposedWeightNorm())
+        yield
+
+
+def _normalises_weights(module: nn.Module) -> bool:
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _WeightNorm) or any(isinstance(hook, WeightNorm) for hook in hooks)
+
+
+class _ComposedWeightNorm(TorchFunctionMode):
+    """g·v/‖v‖ from single operations: differentiating torch's fused one twice gives a matrix that is not symmetric."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._weight_norm:
+            direction, length, *dim = args
+            return direction * (length / torch.norm_except_dim(direction, 2, *dim))
+        return func(*args, **(kwargs or {}))
