@@ -62,7 +62,8 @@ def matrix_normalized_sharpness(
             negative_entries += _share_clipped(h.value)[0]
             if h.sampled:
                 term, error = _cross_fitted_sum(h, clip)
-                how, verified = "upper_bound", False
+                # Without clipping the sum is linear in the diagonal, and so no bound.
+                how, verified = "estimated" if clip == "none" else "lower_bound", False
             else:
                 term, error, verified = float(clipped(h.value, clip).sum()), 0.0, verified and h.verified
             worst = h if h.status != "ok" else worst
@@ -76,12 +77,18 @@ def matrix_normalized_sharpness(
 
 
 def _cross_fitted_sum(h: TensorEstimate, clip: str) -> tuple[float, float]:
-    """Sum the clipped diagonal without the noise's own bias: which entries count is decided on the other half."""
+    """Sum the clipped diagonal without the noise's own bias: which entries count is decided on the other half.
+
+    Clipping takes the largest of all sums over a choice of entries (or signs), so a choice made without knowledge of the
+    noise is at most that, on average.  Entries of one probe are correlated by at most their own variances again.
+    """
     assert h.halves is not None
-    if clip != "zero":
-        return float(clipped(h.value, clip).sum()), float(h.stderr.norm())
-    total = 0.5 * sum(float(h.halves[1 - s][h.halves[s] > 0].sum()) for s in (0, 1))
-    return max(total, 0.0), float(h.stderr.norm())
+    error = math.sqrt(2) * float(h.stderr.norm())
+    if clip == "none":
+        return float(h.value.sum()), error
+    chosen = [(half > 0).double() if clip == "zero" else half.sign() for half in h.halves]
+    total = 0.5 * sum(float((h.halves[1 - s] * chosen[s]).sum()) for s in (0, 1))
+    return max(total, 0.0), error
 
 
 @declare(
@@ -138,13 +145,14 @@ def _cross_fitted_minimum(
 ) -> Estimate:
     """Choose the scales on one half of the probes and evaluate the objective, linear in h, on the other, both ways.
 
-    Any scales give at least the minimum, so without the choosing half's noise the value is an upper bound on average.
+    Any scales give at least the minimum, so without the choosing half's noise the value is an upper bound on average;
+    clipping the judging half's entries, as the definition clips the true ones, only adds to it.
     """
     assert h.halves is not None
     values, errors = [], []
     for chosen, other in ((0, 1), (1, 0)):
         choose = as_matrix(module, clipped(h.halves[chosen], clip), weight).sum(-1)
-        judge = as_matrix(module, h.halves[other], weight).sum(-1)
+        judge = as_matrix(module, clipped(h.halves[other], clip), weight).sum(-1)
         noise = as_matrix(module, h.stderr.square(), weight).sum(-1)
         total = variance = 0.0
         for c_group, j_group, n_group, w_group in zip(choose, judge, noise, squared):
@@ -170,11 +178,11 @@ def _summed(
         return Result(
             not_applicable("no chosen parameter has two or more dimensions, so there is no weight to normalise")
         )
-    bounds = any(estimate.how != "exact" for estimate in layers.values())
+    sampled = [estimate.how for estimate in layers.values() if estimate.how != "exact"]
     value = Estimate(
         sum(estimate.value for estimate in layers.values()),
         sum(estimate.stderr for estimate in layers.values()),
-        how="upper_bound" if bounds else "exact",
+        how=sampled[0] if sampled else "exact",
         verified=all(estimate.verified for estimate in layers.values()),
         status=worst.status if worst is not None else "ok",
         reason=worst.reason if worst is not None else "",
