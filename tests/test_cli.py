@@ -408,6 +408,14 @@ def test_lists(run: Run, what: str, words: str) -> None:
     assert words in ran.out
 
 
+def test_one_measure_is_listed_in_full(run: Run) -> None:
+    ran = run("list", "measures", "normalized_sharpness")
+    assert ran.code == 0
+    assert "eq. (17)" in ran.out
+    assert "lam=0.5" in ran.out
+    assert run("list", "nets", "lenet5").code == 2
+
+
 def test_data_get_of_what_is_built_in(run: Run) -> None:
     assert run("data", "get", "digits").code == 0
     refused = run("data", "get", "digit")

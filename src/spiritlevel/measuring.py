@@ -18,15 +18,33 @@ from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.estimate import Estimate, Result, not_applicable
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.passes.gradient import GradientStats
 from spiritlevel.problem import Problem
 from spiritlevel.progress import show_progress
 from spiritlevel.results import Report
 from spiritlevel.workbench import Workbench
 
+# Quantities of a layer in words, where no measure of the network has the same name.
+LAYER_TITLES = {
+    "kappa": "κ",
+    "kappa_tau": "κτ",
+    "rho": "ρ, whole layer",
+    "spectral_norm": "Spectral norm of the weight",
+    "stable_rank": "Stable rank of the weight",
+    "frobenius": "Frobenius norm of the weight",
+}
 Measures = str | Measure | Iterable[str | Measure]
 Settings = Mapping[str, Any]
 # Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
 _TOLD_IN_ROW = (SpiritlevelError, torch.OutOfMemoryError, np.linalg.LinAlgError, torch.linalg.LinAlgError)
+
+
+class MeasuringInterrupted(KeyboardInterrupt):
+    """Measuring was interrupted; ``report`` holds the measures that were finished."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("interrupted")
+        self.report = report
 
 
 def as_problem(problem: Problem | nn.Module, data: Any, **options: Any) -> Problem:
@@ -40,8 +58,8 @@ def as_problem(problem: Problem | nn.Module, data: Any, **options: Any) -> Probl
     return Problem(problem, data, **options)
 
 
-def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return every measure's settings with the given ones in place: {"name": {...}} or "name.option" keys."""
+def nested_settings(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return settings by measure, from {"name": {...}} and "name.option" keys."""
     nested: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         name, dot, option = key.partition(".")
@@ -51,6 +69,12 @@ def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, di
             nested.setdefault(name, {}).update(value)
         else:
             raise UsageError(f"setting {key!r} must be written 'measure.option' or map a measure to its options")
+    return nested
+
+
+def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return every measure's settings with the given ones in place."""
+    nested = nested_settings(settings)
     known = {measure.name: measure for measure in measures}
     for name in nested:
         if name not in known and name not in MEASURES:
@@ -82,23 +106,32 @@ def measure(
     if tolerance is not None:
         if not 0 < tolerance < 1:
             raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
-        given = set(settings or {})
+        given = nested_settings(settings or {})
         for own in chosen:
-            if "tolerance" in own.settings and f"{own.name}.tolerance" not in given:
+            if "tolerance" in own.settings and "tolerance" not in given.get(own.name, {}):
                 values[own.name]["tolerance"] = tolerance
     target = as_problem(problem, data, **options)
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     bench = Workbench(target, wants, seed=seed, tolerance=tolerance)
     start = time.perf_counter()
     results: dict[str, Result] = {}
+    interrupted = False
     with show_progress(target, progress), target.session():
         target.survey  # noqa: B018  (the first sweep, with its checks, before any measure)
         gradient = bench.gradient
-        for own in chosen:
-            results[own.name] = run_measure(own, bench, values[own.name])
-    header = _header(target, bench, seed, gradient.norm, gradient.noise, gradient.at_minimum)
+        try:
+            for own in chosen:
+                results[own.name] = run_measure(own, bench, values[own.name])
+        except KeyboardInterrupt:
+            interrupted = True
+    header = _header(target, bench, seed, gradient)
     header["wall_time"] = time.perf_counter() - start
-    return _assemble(results, chosen, values, header)
+    if interrupted:
+        header["notes"].append(f"Interrupted after {len(results)} of {len(chosen)} measures.")
+    report = _assemble(results, chosen, values, header)
+    if interrupted:
+        raise MeasuringInterrupted(report)
+    return report
 
 
 def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any]) -> Result:
@@ -160,13 +193,11 @@ def _assemble(
         per_sample=per_sample,
         header=header,
         settings=settings,
-        titles={own.name: own.title for own in chosen},
+        titles={**LAYER_TITLES, **{own.name: own.title for own in chosen}},
     )
 
 
-def _header(
-    problem: Problem, bench: Workbench, seed: int, norm: float, noise: float | None, at_minimum: bool | None
-) -> dict[str, Any]:
+def _header(problem: Problem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
     survey = problem.survey
     exact = bench.__dict__["blocks"].exact_layers if "blocks" in bench.__dict__ else None
     return {
@@ -176,9 +207,9 @@ def _header(
         "loss_name": problem.loss.name,
         "loss": survey.loss,
         "accuracy": survey.accuracy,
-        "gradient_norm": norm,
-        "gradient_noise": noise,
-        "at_minimum": at_minimum,
+        "gradient_norm": gradient.norm,
+        "gradient_noise": gradient.noise,
+        "at_minimum": gradient.at_minimum,
         "seed": seed,
         "data_seed": problem.seed,
         "fingerprint": survey.fingerprint,

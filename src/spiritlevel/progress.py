@@ -15,7 +15,7 @@ QUIET_SECONDS = 1.0  # nothing is shown for work that ends within this time
 @contextlib.contextmanager
 def show_progress(problem: Problem, shown: bool) -> Iterator[None]:
     """Show a line on standard error while sweeps run, and take it away when they are done."""
-    if not shown or problem.progress is not None:
+    if not shown or problem.progress is not None or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console

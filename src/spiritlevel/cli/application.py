@@ -152,11 +152,12 @@ def report_command(
 @app.command("list")
 def list_command(
     what: Annotated[str, typer.Argument(help="measures, nets or data.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Measures to show in full.")] = None,
 ) -> int:
     """List the measures, the built-in networks or the data sets."""
     from spiritlevel.cli.listing import show_list
 
-    return show_list(what)
+    return show_list(what, names or ())
 
 
 @app.command("doctor")

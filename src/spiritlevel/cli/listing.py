@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -12,35 +14,50 @@ from spiritlevel.errors import UsageError, near_names
 _KINDS = ("measures", "nets", "data")
 
 
-def show_list(what: str) -> int:
-    """Print one of the listings."""
+def show_list(what: str, names: Sequence[str] = ()) -> int:
+    """Print one of the listings, or all that is declared of the measures named."""
     if what not in _KINDS:
         raise UsageError(f"there is no list of {what!r}{near_names(what, _KINDS)}; the lists are {', '.join(_KINDS)}")
-    {"measures": _measures, "nets": _nets, "data": _data}[what]()
+    if names and what != "measures":
+        raise UsageError(f"only measures can be listed by name; use spiritlevel list {what}")
+    if what == "measures":
+        _measure_details(names) if names else _measures()
+    else:
+        {"nets": _nets, "data": _data}[what]()
     return 0
 
 
 def _measures() -> None:
     from spiritlevel.measures.registry import GROUPS, MEASURES
 
-    table = _table("name", "meaning", "sharper when", "unchanged by", "cost", "settings", "from")
+    table = Table(box=box.ROUNDED, header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("meaning", overflow="fold", ratio=1)
+    table.add_column("survives rescaling", no_wrap=True)
     for measure in MEASURES.values():
-        kept = [name.replace("_", " ") for name, answer in measure.invariances.items() if answer]
-        settings = ", ".join(f"{name}={value!r}" for name, value in measure.settings.items())
-        table.add_row(
-            Text(f"{measure.title}\n").append(measure.name, style="dim"),
-            Text(measure.meaning),
-            measure.sharper_when or "—",
-            ", ".join(kept) or "—",
-            Text(str(measure.cost)),
-            Text(settings or "—"),
-            Text(measure.citation),
-        )
+        kept = [
+            word
+            for word, symmetry in (("layers", "layer_rescaling"), ("neurons", "neuron_rescaling"))
+            if measure.invariances[symmetry]
+        ]
+        table.add_row(measure.name, Text(measure.meaning), " and ".join(kept) or "no")
     screen = console()
     screen.print(table)
     for group, members in GROUPS.items():
         words = ", ".join(members) if len(members) <= 8 else f"{len(members)} measures"
         screen.print(Text(f"group {group}: {words}"))
+    screen.print(Text("spiritlevel list measures NAME shows a measure's formula, source, cost and settings."))
+
+
+def _measure_details(names: Sequence[str]) -> None:
+    from spiritlevel.measures.documenting import description
+    from spiritlevel.measures.registry import select
+
+    screen = console()
+    for measure in select(list(names)):
+        screen.print(Text(f"{measure.title}  ", style="bold").append(measure.name, style="dim"))
+        for label, words in description(measure).items():
+            screen.print(Text(f"  {label}: {words}"))
 
 
 def _nets() -> None:

@@ -18,7 +18,7 @@ from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.screens import console, note
 from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.measuring import measure
+from spiritlevel.measuring import MeasuringInterrupted, measure
 from spiritlevel.planning import plan
 from spiritlevel.problem import Problem
 from spiritlevel.results import Report, load_reports
@@ -58,7 +58,12 @@ def run(request: Request, outputs: Outputs) -> int:
         for position, path in enumerate(request.weights or (None,)):
             if len(request.weights) > 1:
                 note(f"{position + 1} of {len(request.weights)}: {path}", outputs.quiet)
-            reports[targets[position]] = subject.report(path, progress=not outputs.quiet)
+            try:
+                reports[targets[position]] = subject.report(path, progress=not outputs.quiet)
+            except MeasuringInterrupted as stop:
+                if stop.report:
+                    reports[targets[position]] = stop.report
+                raise
     finally:  # what was finished before a failure or an interruption is kept
         if reports:
             _deliver(reports, request, outputs)
@@ -142,14 +147,22 @@ class _Subject:
         """Return the report with the weights of a file."""
         request = self.request
         problem = self.problem(weights)
-        report = measure(
-            problem,
-            measures=list(request.measures),
-            settings=request.flat_settings(),
-            seed=request.seed or 0,
-            tolerance=request.tolerance,
-            progress=progress,
-        )
+        try:
+            report = measure(
+                problem,
+                measures=list(request.measures),
+                settings=request.flat_settings(),
+                seed=request.seed or 0,
+                tolerance=request.tolerance,
+                progress=progress,
+            )
+        except MeasuringInterrupted as stop:
+            self._complete_header(stop.report, weights)
+            raise
+        self._complete_header(report, weights)
+        return report
+
+    def _complete_header(self, report: Report, weights: str | None) -> None:
         report.header.update(
             model=self.named.name,
             weights=weights or self.named.weights,
@@ -157,9 +170,8 @@ class _Subject:
             split=self.named.data.split,
             trained=self.trained,
             notes=[*(report.header.get("notes") or []), *self.notes],
-            request=request.record(),
+            request=self.request.record(),
         )
-        return report
 
 
 def _targets(weights: tuple[str, ...]) -> list[str]:

@@ -44,31 +44,31 @@ def _row(measure: Measure) -> str:
     return f"| {measure.title} | [`{measure.name}`](#{measure.name}) | {' | '.join(answers)} |"
 
 
-def _section(measure: Measure) -> list[str]:
-    invariances = "; ".join(f"{_SYMMETRY_WORDS[s]}: {_ANSWERS[measure.invariances[s]]}" for s in SYMMETRIES)
-    lines = [
-        f"## `{measure.name}`",
-        "",
-        f"**{measure.title}.** {measure.meaning}",
-        "",
-        f"$$ {measure.formula} $$",
-        "",
-        f"- From: {measure.citation}",
-    ]
+def description(measure: Measure) -> dict[str, str]:
+    """Return all that is declared of a measure, in words, by label."""
+    found = {"meaning": measure.meaning, "formula": measure.formula, "from": measure.citation}
     if measure.sharper_when:
-        lines.append(f"- A {measure.sharper_when} value means sharper")
-    lines += [f"- Under {invariances}", f"- Cost alone: {measure.cost}"]
+        found["sharper when"] = measure.sharper_when
+    found |= {_SYMMETRY_WORDS[s]: _ANSWERS[measure.invariances[s]] for s in SYMMETRIES}
+    found["cost alone"] = str(measure.cost)
     if measure.settings:
-        lines.append("- Settings: " + ", ".join(_setting(measure, name) for name in measure.settings))
+        found["settings"] = ", ".join(_setting(measure, name) for name in measure.settings)
     if measure.layer_quantities:
-        lines.append("- By layer: " + ", ".join(f"`{quantity}`" for quantity in measure.layer_quantities))
-    return [*lines, ""]
+        found["by layer"] = ", ".join(measure.layer_quantities)
+    return found
+
+
+def _section(measure: Measure) -> list[str]:
+    words = description(measure)
+    shown = [f"- {label}: {text}" for label, text in words.items() if label not in ("meaning", "formula")]
+    head = [f"## `{measure.name}`", "", f"**{measure.title}.** {measure.meaning}", "", f"$$ {measure.formula} $$", ""]
+    return [*head, *shown, ""]
 
 
 def _setting(measure: Measure, name: str) -> str:
     choices = measure.choices.get(name)
-    options = f" (one of {', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
-    return f"`{name}={measure.settings[name]!r}`{options}"
+    options = f" (one of {', '.join(map(str, choices))})" if choices else ""
+    return f"{name}={measure.settings[name]!r}{options}"
 
 
 if __name__ == "__main__":

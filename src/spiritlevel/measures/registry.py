@@ -9,6 +9,7 @@ from types import ModuleType
 
 from spiritlevel.errors import UsageError, near_names
 from spiritlevel.measures import (
+    feature_robustness,
     fisher_rao,
     hessian,
     margins,
@@ -28,6 +29,7 @@ _FAMILIES: tuple[ModuleType, ...] = (
     normalized,
     fisher_rao,
     petzka,
+    feature_robustness,
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.data import slice_batch
-from spiritlevel.problem import Problem
+from spiritlevel.problem import Batch, Problem
 
 PIECES = 8  # at least this many pieces of the data have their gradients compared, where there are as many samples
 
@@ -43,6 +43,7 @@ def mean_gradient(problem: Problem) -> GradientStats:
             for start in range(0, batch.count, step):
                 content = slice_batch(batch.content, start, start + step)
                 losses, weights = problem.loss.per_sample(problem.outputs(content), content)
+                problem.agrees(Batch(content, batch.start + start, len(losses)), losses)
                 share = weights.detach() / survey.total_weight
                 parts = torch.autograd.grad(
                     (share * losses).sum(), problem.tensors, allow_unused=True, materialize_grads=True
