@@ -64,7 +64,9 @@ class Differences(RetainedGraph):
             rows.append(row)
         return [torch.stack(parts) for parts in zip(*rows)]
 
-    def _difference(self, names: Sequence[str], vector: list[Tensor], radius: float, evaluate: Evaluate) -> list[Tensor]:
+    def _difference(
+        self, names: Sequence[str], vector: list[Tensor], radius: float, evaluate: Evaluate
+    ) -> list[Tensor]:
         length = _length(vector)
         if length == 0:
             return [torch.zeros_like(part) for part in evaluate(names, vector, 0.0)]

@@ -79,18 +79,14 @@ class Operator:
 class HessianOperator(Operator):
     """The Hessian of the mean loss over all chosen parameters."""
 
-    def __init__(
-        self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False
-    ) -> None:
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
 
 
 class GGNOperator(Operator):
     """The Gauss–Newton matrix of the mean loss over all chosen parameters."""
 
-    def __init__(
-        self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False
-    ) -> None:
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         super().__init__(problem, problem.parameters, ggn=True, strategy=strategy, keep_graphs=keep_graphs)
 
 
@@ -119,9 +115,7 @@ class VarianceOperator(Operator):
     H_B is H whatever their sizes.  Written Σ_B p_B H_B (H_B - H) v, which loses nothing to cancellation: two sweeps.
     """
 
-    def __init__(
-        self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False
-    ) -> None:
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
 
     def matvec(self, block: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 An operation without a second derivative does not always say so: a function marked ``once_differentiable`` or one that
 cuts the graph in its backward gives products that are wrong by any amount, without an error.  So the first time a
 product is asked for, H v and J v of a few samples are computed in float64 at a generic point near the parameters and
-compared with central differences of the gradient and of the outputs.  Piecewise-linear networks have kinks: a step that
+compared with central differences of the gradient and of the outputs.  A random combination of the outputs is added to
+the loss, because at interpolation the loss alone shows nothing.  Piecewise-linear networks have kinks: a step that
 crosses one sees more curvature than there is, so agreement at any one of several steps counts, tensor by tensor.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spiritlevel.data import Content, map_tensors, slice_batch
 from spiritlevel.errors import SpiritlevelError
@@ -41,6 +42,7 @@ class Path:
     hessian: Kind = "double backward"
     push: Kind = "double backward"
     reason: str = ""
+    wrong: frozenset[str] = frozenset()  # parameters whose second derivatives autograd gets wrong
     radius: float | None = None  # of the differences, once chosen
     gaps: dict[str, float] = field(default_factory=dict)  # largest between two steps of a kind of difference
     sizes: dict[str, float] = field(default_factory=dict)  # the largest such difference
@@ -143,6 +145,7 @@ class _Check:
         self.fixed = {name: self._cast(tensor.detach()) for name, tensor in model.named_parameters()}
         self.buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
         generator = seeded_generator(problem.seed, 7)
+        self.mixture: Tensor | None = None
         self.scales: dict[str, float] = {}
         self.point: dict[str, Tensor] = {}
         self.direction: dict[str, Tensor] = {}
@@ -151,6 +154,15 @@ class _Check:
             self.scales[name] = scale
             self.point[name] = self._cast(tensor.detach()) + 0.1 * scale * self._normal(tensor, generator)
             self.direction[name] = scale * self._normal(tensor, generator)
+        self._hold_padding()
+
+    def _hold_padding(self) -> None:
+        """Do not move the rows of embeddings whose gradient torch sets to zero by their definition."""
+        for name, module in self.problem.model.named_modules():
+            row = getattr(module, "padding_idx", None)
+            weight = f"{name}.weight" if name else "weight"
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and row is not None and weight in self.direction:
+                self.direction[weight][row] = 0.0
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
@@ -159,11 +171,15 @@ class _Check:
         return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device, self.dtype)
 
     def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the mean loss of the few samples."""
+        """Return the outputs and the mean loss of the few samples plus a random combination of the outputs."""
         buffers = {name: self._cast(tensor).clone() for name, tensor in self.buffers.items()}
         outputs = self.problem.outputs(self.content, {**self.fixed, **buffers, **chosen})
         losses, weights = self.problem.loss.per_sample(outputs, self.content)
-        return outputs, (weights.detach() * losses).sum() / weights.detach().sum().clamp_min(1e-30)
+        if self.mixture is None:
+            self.size = float(outputs.detach().abs().max()) or 1.0
+            self.mixture = self._normal(outputs, seeded_generator(self.problem.seed, 8)) / (self.size * len(outputs))
+        loss = (weights.detach() * losses).sum() / weights.detach().sum().clamp_min(1e-30)
+        return outputs, loss + (self.mixture * outputs).sum()
 
     def _gradient(self, step: float) -> tuple[Tensor, float, list[Tensor]]:
         leaves = {n: (t + step * self.direction[n]).requires_grad_() for n, t in self.point.items()}
@@ -191,7 +207,8 @@ class _Check:
         agreement = _Agreement(self.dtype, len(tensors), float(sizes.norm()))
         for step in STEPS[self.dtype]:
             ahead, behind = self._gradient(step), self._gradient(-step)
-            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, abs(float(loss.detach())))
+            size = self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
+            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, size)
             if second is not None:
                 difference = [(a - b) / (2 * step) for a, b in zip(ahead[2], behind[2])]
                 agreement.second([p[0] for p in second], difference, list(self.scales.values()), step)
@@ -209,9 +226,10 @@ class _Check:
             path.hessian = "finite differences"
         if pushed is None or not agreement.push_agrees:
             path.push = "finite differences"
+        wrong = [name for name, right in zip(leaves, agreement.tensors) if not right]
+        path.wrong = frozenset(wrong)
         if path.differences and not path.reason:
-            wrong = [name for name, right in zip(leaves, agreement.tensors) if not right]
-            where = f" (first seen in {wrong[0]})" if wrong and second is not None else ""
+            where = f" (first seen in {wrong[0]})" if wrong else ""
             path.reason = (
                 f"an operation gives a wrong second derivative without saying so{where}: a backward that is "
                 "once_differentiable or cuts the graph"

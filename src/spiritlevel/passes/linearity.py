@@ -26,8 +26,10 @@ class Linearity:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         # Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.
-        trusted = not path_of(problem).differences
-        self.exact: dict[str, bool] = dict.fromkeys(problem.layers, trusted)
+        wrong = path_of(problem).wrong
+        self.exact: dict[str, bool] = {
+            name: wrong.isdisjoint(layer.parameters.values()) for name, layer in problem.layers.items()
+        }
 
     def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph, covered: set[str]) -> None:
         """Look at one batch; a layer once found curved stays so.
