@@ -1,4 +1,4 @@
-"""Implicit matrices: products with the Hessian, the Gauss–Newton matrix, blocks of layers, the variance over batches."""
+"""Implicit matrices: the Hessian, the Gauss–Newton matrix, blocks of layers, the variance over batches."""
 
 from __future__ import annotations
 

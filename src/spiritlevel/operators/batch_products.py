@@ -121,7 +121,7 @@ class ForwardOverReverse:
             ]
         )
         curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
-        _, pull = torch.func.vjp(outputs, self.point)
+        pull = torch.func.vjp(outputs, self.point)[1]
         rows = [pull(column)[0] for column in curved]
         return [torch.stack([row[name] for row in rows]) for name in self.names]
 

@@ -27,9 +27,9 @@ GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
 class Products:
     """Products with the Hessian and the Gauss–Newton matrix over some parameters of a problem.
 
-    ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through that
-    graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile, on a
-    GPU), "auto" (looped on a CPU, batched on a GPU where the block fits, forward where a graph does not).  Where double
+    ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through
+    that graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile,
+    on a GPU), "auto" (looped on a CPU, batched on a GPU where the block fits, forward where a graph does not).  Where double
     backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs of all
     batches alive between sweeps: True, False, or None for where they fit.
     """
@@ -189,7 +189,7 @@ class Products:
 def sweep_products(
     problem: Problem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return (H v, G v) for vectors over some parameters, restricted to the same parameters; one sweep over the data."""
+    """Return (H v, G v) for vectors over some parameters, restricted to these parameters; one sweep over the data."""
     return Products(problem, list(vectors)).multiply(vectors, hessian=hessian, ggn=ggn, what=what)
 
 

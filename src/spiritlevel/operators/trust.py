@@ -27,7 +27,7 @@ from spiritlevel.problem import Batch, Problem
 Kind = Literal["double backward", "finite differences"]
 SAMPLES = 4
 COUPLED_SAMPLES = 8  # statistics over fewer samples of a batch are close to degenerate
-# Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they are given.
+# Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
 STEPS = {torch.float64: (1e-6, 1e-8, 1e-4, 1e-9, 1e-3, 1e-2), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
 TOLERANCE = {torch.float64: 2e-3, torch.float32: 0.1}
 ROUNDINGS = 200.0
@@ -128,8 +128,8 @@ def _checked_path(problem: Problem) -> Path:
                 problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
             return path
     raise SpiritlevelError(
-        f"the gradient of the loss cannot be computed here ({type(last).__name__}: {_first_line(last)}), so there is no "
-        "curvature to measure"
+        f"the gradient of the loss cannot be computed here ({type(last).__name__}: {_first_line(last)}), so there is "
+        "no curvature to measure"
     )
 
 
@@ -194,8 +194,8 @@ class _Check:
         outputs, loss = self._evaluate(leaves)
         if not loss.requires_grad:
             raise SpiritlevelError(
-                "the loss does not depend on the chosen parameters through autograd (a detach, or a conversion to numbers, "
-                "lies between), so it has no derivatives to measure"
+                "the loss does not depend on the chosen parameters through autograd (a detach, or a conversion to "
+                "numbers, lies between), so it has no derivatives to measure"
             )
         tensors, blocks = list(leaves.values()), [self.direction[name][None] for name in leaves]
         gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -219,8 +219,8 @@ class _Check:
         if not agreement.slope_agrees:
             raise SpiritlevelError(
                 "the gradient that torch computes is not the derivative of the loss (a detach, a straight-through "
-                "estimator, a custom backward or half precision lies between), so there is no Hessian to measure; measure "
-                "the network without that operation"
+                "estimator, a custom backward or half precision lies between), so there is no Hessian to measure; "
+                "measure the network without that operation"
             )
         if second is None or not agreement.second_agrees:
             path.hessian = "finite differences"
