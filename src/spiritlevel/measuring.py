@@ -124,7 +124,7 @@ def measure(
                 results[own.name] = run_measure(own, bench, values[own.name])
         except KeyboardInterrupt:
             interrupted = True
-    header = _header(target, bench, seed, gradient)
+    header = header_of(target, bench, seed, gradient)
     header["wall_time"] = time.perf_counter() - start
     if interrupted:
         header["notes"].append(f"Interrupted after {len(results)} of {len(chosen)} measures.")
@@ -197,7 +197,8 @@ def _assemble(
     )
 
 
-def _header(problem: Problem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
+def header_of(problem: Problem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
+    """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
     survey = problem.survey
     exact = bench.__dict__["blocks"].exact_layers if "blocks" in bench.__dict__ else None
     return {
