@@ -7,7 +7,7 @@ TESTS  := $(VENV)/.installed-test
 # The tests run in two processes; one thread each keeps them from fighting over two cores.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all lint types docs clean
+.PHONY: demo test test-all lint types docs bench clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -16,8 +16,10 @@ $(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(TESTS): $(STAMP)
+# The peers that results are held against come without their dependencies: BackPACK asks for torchvision.
+$(TESTS): $(STAMP) benchmarks/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers.txt
 	touch $@
 
 demo: $(STAMP)
@@ -35,6 +37,21 @@ test: lint types
 
 test-all: $(TESTS)
 	$(THREADS) $(BIN)/python -m pytest -n 2 -m slow
+
+# The peers get their own environment.  BackPACK and PyHessian ask for torchvision, which they do not need here.
+BENCH     := .venv-bench
+BENCHED   := $(BENCH)/.installed
+BENCHARGS ?=
+
+$(BENCHED): pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/peers.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+		-r benchmarks/requirements.txt
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers.txt
+	touch $@
+
+bench: $(BENCHED)
+	$(BENCH)/bin/python -m benchmarks $(BENCHARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build
