@@ -31,7 +31,7 @@ class Running:
 
     count: int = 0
     total: Tensor = field(default_factory=lambda: torch.zeros(()))
-    squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the differences to the mean
     halves: Tensor = field(default_factory=lambda: torch.zeros(2))
 
     def add(self, draws: Tensor) -> None:
@@ -40,8 +40,12 @@ class Running:
             self.total = torch.zeros_like(draws[0])
             self.squares = torch.zeros_like(draws[0])
             self.halves = torch.zeros_like(draws[:1]).repeat(2, *([1] * (draws.ndim - 1)))
+        own = draws.mean(0)
+        if self.count:  # two groups' squares about their own means, and about the common one
+            shift = (own - self.mean).square() * (self.count * len(draws) / (self.count + len(draws)))
+            self.squares += shift
+        self.squares += (draws - own).square().sum(0)
         self.total += draws.sum(0)
-        self.squares += draws.square().sum(0)
         parity = (self.count + torch.arange(len(draws))) % 2
         for half in (0, 1):
             self.halves[half] += draws[parity == half].sum(0)
@@ -55,8 +59,7 @@ class Running:
     @property
     def stderr(self) -> Tensor:
         """The standard error of the mean over probes."""
-        spread = (self.squares / self.count - self.mean.square()).clamp(min=0) * self.count / max(self.count - 1, 1)
-        return (spread / self.count).sqrt()
+        return (self.squares / max(self.count - 1, 1) / self.count).sqrt()
 
     @property
     def half_means(self) -> Tensor:
@@ -156,16 +159,19 @@ def _probe_maker(problem: Problem, names: list[str], kind: str, seed: int) -> Ca
     owner = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
-        groups, outputs, inputs, kernel = (
-            as_matrix(owner[name], tensor, tensor).shape if tensor.ndim > 1 else (1, 1, 1, 1)
-        )
+        groups, outputs, inputs, _ = as_matrix(owner[name], tensor, tensor).shape if tensor.ndim > 1 else (1, 1, 1, 1)
         sizes[name] = {
             "entries": tensor.numel(),
             "rows": groups * outputs,
             "columns": groups * inputs,
             "whole": 1,
-            "transposed": groups * (inputs * kernel) * 2,
+            "transposed": tensor.numel(),
         }[kind]
+
+    roots = {}
+    if kind == "transposed":
+        matrices = {name: as_matrix(owner[name], tensor, tensor).flatten(-2) for name, tensor in tensors.items()}
+        roots = {name: _root(matrix @ matrix.mT) for name, matrix in matrices.items()}
 
     def make(first: int, count: int) -> dict[str, Tensor]:
         signs = random_signs(
@@ -187,13 +193,18 @@ def _probe_maker(problem: Problem, names: list[str], kind: str, seed: int) -> Ca
         elif kind == "whole":
             probe = signs.reshape(-1, 1, 1, 1, 1) * matrix
         else:
-            # (Wξ)ηᵀ: its mean square in the form is Σ ⟨w_s, w_s'⟩ Tr R_ss', the relative flatness.
-            left, right = signs.reshape(len(signs), 2, groups, inputs * kernel).unbind(1)
-            mixed = torch.einsum("gop,kgp->kgo", matrix.flatten(-2), left)
-            probe = (mixed[..., None] * right[:, :, None, :]).reshape(-1, groups, outputs, inputs, kernel)
+            # (WWᵀ)^½ Ξ: its mean square in the form is Σ ⟨w_s, w_s'⟩ Tr R_ss', the relative flatness.
+            mixed = roots[name] @ signs.reshape(-1, groups, outputs, inputs * kernel)
+            probe = mixed.reshape(-1, groups, outputs, inputs, kernel)
         return from_matrix(module, probe, tensor)
 
     return make
+
+
+def _root(gram: Tensor) -> Tensor:
+    """Return the symmetric root of positive semidefinite matrices."""
+    values, vectors = torch.linalg.eigh(gram.double())
+    return ((vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT).to(gram)
 
 
 def _reducer(problem: Problem, kind: str) -> Callable[[str, Tensor], Tensor]:
