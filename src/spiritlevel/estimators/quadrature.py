@@ -193,8 +193,8 @@ def _independent_pairs(
     elif deflate < 1 or half < 1:
         return []
     else:
-        pools = [(probes[:half], *_pooled(result, probes[half:], deflate))]
-        pools += [(probes[half:], *_pooled(result, probes[:half], deflate))]
+        first, second = (pooled_pairs(result, part, deflate) for part in (probes[:half], probes[half:]))
+        pools = [(probes[:half], second[0], second[2]), (probes[half:], first[0], first[2])]
     found = []
     for served, values, rows in pools:
         for probe in served:
@@ -204,8 +204,12 @@ def _independent_pairs(
     return found
 
 
-def _pooled(result: Lanczos, probes: range, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most ``count`` orthonormal Ritz pairs, largest in magnitude first, found by several probes together.
+def pooled_pairs(
+    result: Lanczos, probes: range, count: int, which: Literal["largest", "magnitude"] = "magnitude"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return at most ``count`` orthonormal Ritz pairs found by several probes together: values, residuals, rows.
+
+    They come largest first, in magnitude or algebraically.
 
     One probe sees one vector of a degenerate eigenspace, several probes see as many as they are.  What two probes
     found alike is kept once.  A pair counts once its residual is a hundredth of its value: before that its vector still
@@ -213,12 +217,14 @@ def _pooled(result: Lanczos, probes: range, count: int) -> tuple[Tensor, Tensor]
     """
     candidates = []
     for probe in probes:
-        sizes = result.ritz_values[probe].abs()
+        found = result.ritz_values[probe]
+        sizes = found.abs() if which == "magnitude" else found
         for place in sizes.argsort(descending=True)[:count].tolist():
-            if result.residual_bounds[probe, place] <= 0.01 * sizes[place]:
+            if result.residual_bounds[probe, place] <= 0.01 * found[place].abs():
                 candidates.append((float(sizes[place]), probe, place))
     candidates.sort(reverse=True)
     values: list[float] = []
+    residuals: list[float] = []
     rows = torch.zeros(count, result.size).to(result.basis)
     for _, probe, place in candidates:
         if len(values) == count:
@@ -228,7 +234,8 @@ def _pooled(result: Lanczos, probes: range, count: int) -> tuple[Tensor, Tensor]
         if left > 0.3:  # otherwise another probe's find again, up to what neither has converged to
             rows[len(values)] = row / left
             values.append(float(result.ritz_values[probe, place]))
-    return torch.tensor(values, dtype=torch.float64), rows[: len(values)]
+            residuals.append(float(result.residual_bounds[probe, place]))
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(residuals, dtype=torch.float64), rows[: len(values)]
 
 
 def _spectral_sum(samples: Tensor, floor: float) -> SpectralSum:
