@@ -71,6 +71,8 @@ def maximise_in_box(
         found.append(value)
         if value > best:
             best, point = value, end * bounds
+    if best == -np.inf:  # nowhere a number: there is no maximum to speak of
+        best, converged = np.nan, False
     at_vertex = bool((point.abs() >= bounds * (1 - 1e-12)).all())
     return BoxMaximum(float(best), point, converged, at_vertex, found)
 
