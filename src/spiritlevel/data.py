@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import labels_of
+from spiritlevel.random_state import kept_random_state
 
 DEFAULT_BATCH_SIZE = 256
 Content = Any  # a tuple (inputs, labels, ...) or a dict of keywords and labels; tensors share their first dimension
@@ -35,9 +36,10 @@ def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed:
     if samples is not None and (not isinstance(samples, int) or samples < 1):
         raise UsageError(f"samples must be a positive whole number or None for all, not {samples!r}")
     source = _open(data, batch_size)
-    if samples is not None:
-        source = _choose(source, data, samples, seed, batch_size or DEFAULT_BATCH_SIZE)
-    return source
+    if samples is None:
+        return source
+    with kept_random_state(seed=seed):  # a random augmentation of the chosen samples follows from the seed too
+        return _choose(source, data, samples, seed, batch_size or DEFAULT_BATCH_SIZE)
 
 
 def count_of(content: Content) -> int:
@@ -151,6 +153,9 @@ def _as_content(batch: Any) -> Content:
 def _open_loader(loader: DataLoader, batch_size: int | None) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         return Source(lambda: _given_batches(loader, batch_size), "DataLoader over a stream, in its own order")
+    if loader.batch_sampler is None:  # batch_size=None: each item of the dataset is a batch
+        again = _like(loader, loader.dataset, None)
+        return Source(lambda: _given_batches(again, batch_size), "DataLoader of whole batches")
     size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or DEFAULT_BATCH_SIZE
     return _open_dataset(loader.dataset, loader, size, "DataLoader, read in dataset order")
 
@@ -168,18 +173,22 @@ def _open_dataset(dataset: Any, loader: DataLoader | None, size: int, form: str)
             )
 
     def read() -> Iterator[Content]:
-        again: DataLoader = DataLoader(
-            dataset,
-            batch_size=size,
-            shuffle=False,
-            num_workers=loader.num_workers if loader is not None else 0,
-            collate_fn=loader.collate_fn if loader is not None else None,
-            worker_init_fn=loader.worker_init_fn if loader is not None else None,
-            generator=torch.Generator().manual_seed(0),  # leaves the global random state alone
-        )
-        return map(_as_content, again)
+        return map(_as_content, _like(loader, dataset, size))
 
     return Source(read, form, notes=tuple(notes))
+
+
+def _like(loader: DataLoader | None, dataset: Any, batch_size: int | None) -> DataLoader:
+    """Return a loader that reads a dataset in order, as the given one would collate it."""
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=False,
+        num_workers=loader.num_workers if loader is not None else 0,
+        collate_fn=loader.collate_fn if loader is not None else None,
+        worker_init_fn=loader.worker_init_fn if loader is not None else None,
+        generator=torch.Generator().manual_seed(0),  # leaves the global random state alone
+    )
 
 
 def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int) -> Source:

@@ -19,6 +19,7 @@ from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.precision import full_float32
+from spiritlevel.random_state import kept_random_state
 from spiritlevel.unfused import unfused
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Problem:
         chosen = {id(tensor) for tensor in self.tensors}
         devices = [self.device] if self.device.type == "cuda" else []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(kept_random_state(devices))
             # Hooks never fire inside a compiled model.
             if "torch._dynamo" in sys.modules:  # no model is compiled before that is loaded, which takes seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))

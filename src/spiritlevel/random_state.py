@@ -1,0 +1,26 @@
+"""Random numbers drawn while a problem is read or measured leave the caller's streams where they were."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def kept_random_state(devices: Sequence[torch.device] = (), *, seed: int | None = None) -> Iterator[None]:
+    """Restore the states of torch, NumPy and Python on leaving; with ``seed`` all three start from it inside."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  (what augmentations draw from)
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+                random.seed(seed)
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
