@@ -120,6 +120,8 @@ def _sweeps(
 ) -> dict[str, float]:
     """Fill in the declared cost: words stand for what the problem and the settings decide."""
     needs = set(own.needs) - {"problem", "seed"}
+    if "perturbed" in needs:  # losses elsewhere than at the network's parameters are nobody else's
+        needs.add(own.name)
     if needs and needs <= shared:
         return {}
     words = {

@@ -15,6 +15,7 @@ from spiritlevel.measures import (
     margins,
     normalized,
     norms,
+    pac_bayes,
     perturbation,
     petzka,
 )
@@ -27,6 +28,7 @@ _FAMILIES: tuple[ModuleType, ...] = (
     norms,
     margins,
     normalized,
+    pac_bayes,
     fisher_rao,
     petzka,
     feature_robustness,
