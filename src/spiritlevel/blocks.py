@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, How, Status
+from spiritlevel.layers import matrix_shape
 from spiritlevel.passes.curvature import CurvatureSums, ParameterSums, curvature_sweep
 from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
@@ -100,10 +101,8 @@ class Blocks:
 
     def _base(self, full: str, kind: str) -> Tensor:
         """Return the Gauss–Newton part with its folds first, (F, ...)."""
-        tensor = self.problem.chosen_parameters[full]
         if self.sums is None:
-            shape = tensor.shape if kind == "entries" and "diagonal" in self.wants else ()
-            return torch.zeros((1, *shape), dtype=torch.float64)
+            return torch.zeros((1, *self._shape(full, kind)), dtype=torch.float64)
         sums: ParameterSums = self.sums.parameters[full]
         found = {
             "entries": sums.diagonal if "diagonal" in self.wants else sums.trace,
@@ -117,6 +116,14 @@ class Blocks:
                 f"the blocks were computed without {kind}; ask for them in the measure's declaration (wants)"
             )
         return found.cpu()
+
+    def _shape(self, full: str, kind: str) -> tuple[int, ...]:
+        tensor = self.problem.chosen_parameters[full]
+        if kind == "entries":
+            return tuple(tensor.shape) if "diagonal" in self.wants else ()
+        module = self.problem.layers[self._layer_of(full)].module
+        groups, outputs, inputs, _ = matrix_shape(module, tensor)
+        return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
 
     def _labels(self, layers: list[str], kind: str) -> tuple[How, bool, Status, str]:
         """Say how a value over some layers was obtained."""

@@ -402,6 +402,8 @@ def _choose_parameters(model: nn.Module, patterns: str | list[str] | tuple[str, 
             )
         return chosen
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not wanted:
+        raise UsageError("parameters names no parameter; give name patterns such as '*.weight', or None for all")
     for pattern in wanted:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
             raise UsageError(f"no parameter is named {pattern!r}{near_names(pattern, named)}")
