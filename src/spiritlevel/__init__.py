@@ -22,8 +22,12 @@ _PUBLIC = {
     "measure": "spiritlevel.measuring",
     "plan": "spiritlevel.planning",
     "audit": "spiritlevel.auditing",
+    "compare": "spiritlevel.comparison",
     "curvature": "spiritlevel.measuring",
     "per_sample": "spiritlevel.measuring",
+    "eigenvalues": "spiritlevel.spectra",
+    "spectrum": "spiritlevel.spectra",
+    "Spectrum": "spiritlevel.spectrum_result",
 }
 _MODULES = ("losses", "symmetries", "nets", "datasets", "training", "measures", "reference")
 
@@ -33,14 +37,17 @@ __all__ = [
     "Problem",
     "Report",
     "Result",
+    "Spectrum",
     "SpiritlevelError",
     "UsageError",
     "__version__",
     "audit",
     "collect",
+    "compare",
     "curvature",
     "datasets",
     "declare",
+    "eigenvalues",
     "load_weights",
     "losses",
     "measure",
@@ -49,6 +56,7 @@ __all__ = [
     "per_sample",
     "plan",
     "reference",
+    "spectrum",
     "symmetries",
     "training",
 ]
@@ -57,6 +65,7 @@ if TYPE_CHECKING:
     from spiritlevel import datasets, losses, measures, nets, reference, symmetries, training
     from spiritlevel.auditing import audit
     from spiritlevel.checkpoints import load_weights
+    from spiritlevel.comparison import compare
     from spiritlevel.errors import SpiritlevelError, UsageError
     from spiritlevel.estimate import Estimate, Result
     from spiritlevel.measures.declaration import Cost, declare
@@ -64,6 +73,8 @@ if TYPE_CHECKING:
     from spiritlevel.planning import plan
     from spiritlevel.problem import Problem
     from spiritlevel.results import Report, collect
+    from spiritlevel.spectra import eigenvalues, spectrum
+    from spiritlevel.spectrum_result import Spectrum
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ ONE_NEURON = (1.0, 10.0, 100.0, 1000.0)
 
 # Relative change that rounding explains where a value is exact.
 ROUNDING = {torch.float32: 2e-3, torch.float64: 1e-7}
-SIGMAS = 3.0
+SIGMAS = 5.0  # standard errors come from as few as eight draws, whose own spread is large
 # "Invariant" needs an error small enough to have seen a change: larger than this share of the value it is undecided.
 RESOLUTION = 0.01
 # A bound found by a search, or an infimum over samples, may miss its own optimum by about this share.
@@ -74,19 +74,10 @@ def audit(
     equivalents = Equivalents(given, as_torch_dtype(dtype))
     run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
-    trials = [*_function_preserving(run, base, ranges, seed)]
-    sweep = _sweep(run, alphas) if alphas else None
-    if sweep is not None:
-        trials += _output_scaling(run, base, sweep)
-    verdicts = {
-        own.name: {
-            symmetry: conclude(own, symmetry, [t for t in trials if t.measure == own.name and t.symmetry == symmetry])
-            for symmetry in own.invariances
-        }
-        for own in chosen
-    }
+    sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
+    trials = [*_function_preserving(run, base, ranges), *_permuted(run, base), *_output_scaling(run, base, sweep)]
     return Audit(
-        verdicts=verdicts,
+        verdicts=_verdicts(chosen, trials),
         sweep=sweep,
         one_neuron=_one_neuron(run),
         found=[str(each) for each in equivalents.found],
@@ -97,6 +88,34 @@ def audit(
         base=base,
         copied_from=None if equivalents.problem is given else str(given.dtype).removeprefix("torch."),
     )
+
+
+def examine(
+    equivalents: Equivalents,
+    base: Report,
+    chosen: list[Measure],
+    *,
+    strengths: Strengths = ("usual",),
+    alpha: float = 2.0,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
+    """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
+    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, False)
+    sweep = _sweep(run, [float(alpha)])
+    trials = [*_function_preserving(run, base, chosen_strengths(strengths)), *_output_scaling(run, base, sweep)]
+    return _verdicts(chosen, trials), dict(run.refused)
+
+
+def _verdicts(chosen: list[Measure], trials: list[Trial]) -> dict[str, dict[str, Verdict]]:
+    return {
+        own.name: {
+            symmetry: conclude(own, symmetry, [t for t in trials if t.measure == own.name and t.symmetry == symmetry])
+            for symmetry in own.invariances
+        }
+        for own in chosen
+    }
 
 
 def chosen_strengths(strengths: Strengths) -> dict[str, tuple[float, float]]:
@@ -156,12 +175,12 @@ class _Run:
         )
 
 
-def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float, float]], seed: int) -> list[Trial]:
+def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float, float]]) -> list[Trial]:
     equivalents = run.equivalents
     found = equivalents.found
     trials: list[Trial] = []
     for position, (strength, (low, high)) in enumerate(ranges.items()):
-        rng = np.random.default_rng([seed, position])
+        rng = np.random.default_rng([run.seed, position])
         if equivalents.names("layers"):
             # Up or down at random, so that the factors of a deep chain do not pile up in its last layer.
             drawn = np.exp(rng.uniform(math.log(low), math.log(high), len(equivalents.names("layers"))))
@@ -183,9 +202,13 @@ def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float,
                 strength,
                 lambda f=draw: equivalents.neurons_rescaled(factors=f),
             )
-    if found.of_kind("permutation"):
-        trials += _tried(run, base, "permutation", "", lambda: equivalents.permuted(seed))
     return trials
+
+
+def _permuted(run: _Run, base: Report) -> list[Trial]:
+    if not run.equivalents.found.of_kind("permutation"):
+        return []
+    return _tried(run, base, "permutation", "", lambda: run.equivalents.permuted(run.seed))
 
 
 def _tried(run: _Run, base: Report, symmetry: str, strength: str, change: Any) -> list[Trial]:
@@ -207,11 +230,7 @@ def judge(
         if estimate.status not in ("ok", "budget_spent"):
             return Trial(name, symmetry, strength, before, after, "not measured", f"{when}: {estimate.reason}")
     size = max(abs(before.value), abs(after.value))
-    error = SIGMAS * math.hypot(before.stderr, after.stderr)
-    error += sum((e.interval[1] - e.interval[0]) / 2 for e in (before, after) if e.interval is not None)
-    # A search for a bound stops somewhere: two searches may differ although the quantities do not.
-    if any(e.how in ("lower_bound", "upper_bound") for e in (before, after)):
-        error += BOUND_SHARE * size
+    error = uncertainty(before, after)
     change = abs(after.value - before.value)
     verdict: Decision
     if change > error + ROUNDING.get(dtype, 2e-3) * size:
@@ -221,6 +240,16 @@ def judge(
     else:
         verdict = "undecided"
     return Trial(name, symmetry, strength, before, after, verdict)
+
+
+def uncertainty(first: Estimate, second: Estimate) -> float:
+    """Return how far two estimates may differ by their errors, certificates and searches alone."""
+    error = SIGMAS * math.hypot(first.stderr, second.stderr)
+    error += sum((e.interval[1] - e.interval[0]) / 2 for e in (first, second) if e.interval is not None)
+    # A search for a bound stops somewhere: two searches may differ although the quantities do not.
+    if any(e.how in ("lower_bound", "upper_bound") for e in (first, second)):
+        error += BOUND_SHARE * max(abs(first.value), abs(second.value))
+    return error
 
 
 def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
@@ -239,20 +268,19 @@ def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
     return Verdict(own.name, symmetry, verdict, own.invariances.get(symmetry), tuple(trials))
 
 
-def _sweep(run: _Run, alphas: Sequence[float]) -> Sweep | None:
-    """Measure along T_α: the chosen measures, and the Hessian's and the margins' numbers beside them."""
+def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
+    """Measure along T_α: the chosen measures, and those named ``beside`` them."""
     if not run.equivalents.found.of_kind("output_scale") and run.equivalents.found.analysis is not None:
         run.refused["output_scaling"] = "no layer with a free scale produces the outputs"
         return None
-    names = {own.name: own for own in run.chosen} | {name: MEASURES[name] for name in SWEPT}
-    grid = sorted({*map(float, alphas), 1.0})
+    names = {name: MEASURES[name] for name in beside} | {own.name: own for own in run.chosen}
     reports: dict[float, Report] = {}
-    for alpha in grid:
+    for alpha in alphas:
         try:
             reports[alpha] = run.report(run.equivalents.outputs_scaled(alpha), list(names.values()))
         except SpiritlevelError as error:
             run.refused[f"output_scaling α={alpha:g}"] = str(error)
-    if len(reports) < 2:
+    if not reports:
         return None
     titles = {name: own.title for name, own in names.items()}
     values = {name: [report[name] for report in reports.values()] for name in names}
@@ -260,7 +288,9 @@ def _sweep(run: _Run, alphas: Sequence[float]) -> Sweep | None:
     return Sweep(list(reports), values, titles, [report.loss for report in reports.values()], accuracies)
 
 
-def _output_scaling(run: _Run, base: Report, sweep: Sweep) -> list[Trial]:
+def _output_scaling(run: _Run, base: Report, sweep: Sweep | None) -> list[Trial]:
+    if sweep is None:
+        return []
     return [
         judge(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
         for own in run.chosen

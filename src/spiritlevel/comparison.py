@@ -1,0 +1,483 @@
+"""Comparing networks on the same data: which is flatter by each measure, and would a rescaling say otherwise."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spiritlevel.auditing import Strengths, as_torch_dtype, examine
+from spiritlevel.audits import SYMMETRY_WORDS, Verdict
+from spiritlevel.compared import Comparison, Holding, Margins, Row
+from spiritlevel.contrasts import Contrast, contrast
+from spiritlevel.equivalents import Equivalents
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.over_samples import Distribution
+from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.measuring import Measures, Settings, chosen_settings, measure, per_sample
+from spiritlevel.problem import Problem
+from spiritlevel.reading import Finding, reading
+from spiritlevel.results import Report, load_reports
+from spiritlevel.results.numerals import plain
+from spiritlevel.results.wording import shared_prefix_removed
+from spiritlevel.reversal import Reversal, Side, find_reversal
+from spiritlevel.statistics import rank_correlation
+
+BINS = 30
+FEWEST_FOR_CORRELATION = 4
+
+Networks = Mapping[str, Problem | Report | str | os.PathLike[str]]
+_RESCALINGS = ("layer_rescaling", "neuron_rescaling")
+_KIND = {"layer_rescaling": "layers", "neuron_rescaling": "neurons"}
+
+
+def compare(
+    networks: Networks | Iterable[str | os.PathLike[str] | Report],
+    measures: Measures = "default",
+    *,
+    test: Any = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    strengths: Strengths = ("usual",),
+    search: bool = True,
+    dtype: str | torch.dtype | None = "float64",
+    progress: bool = False,
+) -> Comparison:
+    """Compare two or more networks: ``compare({"a": problem_a, "b": problem_b})``, or saved reports or their paths.
+
+    All must have been measured on the same samples with the same loss.  With networks at hand it is measured on
+    rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling that reverses one is
+    looked for; saved reports have only what the measures declare.  ``test`` is data on which loss and accuracy are
+    taken beside.
+    """
+    given = _labelled(networks)
+    if len(given) < 2:
+        raise UsageError(f"a comparison needs at least two networks; found {len(given)}")
+    problems = {label: item for label, item in given.items() if isinstance(item, Problem)}
+    if problems and len(problems) < len(given):
+        raise UsageError("a comparison takes problems or reports, not both; measure the problems first")
+    if not problems:
+        if test is not None:
+            raise UsageError("test data needs the networks, and only their reports were given; leave test out")
+        reports = {label: item for label, item in given.items() if isinstance(item, Report)}
+        return assemble(reports, _declared_for(reports), seed=seed)
+    chosen = select(measures)
+    values = chosen_settings(chosen, settings or {})
+    _check_same_data(problems)
+    reports = {
+        label: measure(problem, measures=chosen, settings=values, seed=seed, tolerance=tolerance, progress=progress)
+        for label, problem in problems.items()
+    }
+    return assemble(
+        reports,
+        {own.name: own for own in chosen},
+        seed=seed,
+        problems=problems,
+        check=Check(problems, reports, chosen, values, strengths, search, dtype, seed, tolerance),
+        test=_tested(problems, test),
+    )
+
+
+def assemble(
+    reports: Mapping[str, Report],
+    measures: Mapping[str, Measure],
+    *,
+    seed: int = 0,
+    problems: Mapping[str, Problem] | None = None,
+    check: Check | None = None,
+    test: dict[str, dict[str, Any]] | None = None,
+) -> Comparison:
+    """Return the comparison of reports on the same data; ``check`` decides by measuring whether orderings hold."""
+    labels = list(reports)
+    _refuse_different(reports)
+    names = [name for name in reports[labels[0]] if all(name in report for report in reports.values())]
+    if not names:
+        raise UsageError("the reports have no measure in common, so there is nothing to compare")
+    weights = next(iter(problems.values())).survey.weights if problems else None
+    rows = {name: _row(name, reports, measures.get(name), weights, seed, check) for name in names}
+    findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    caveats = _caveats(reports)
+    bins, margins = _margins(reports, problems)
+    left_out = sorted({name for report in reports.values() for name in report} - set(names))
+    notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
+    if check is not None:
+        notes += check.notes
+    return Comparison(
+        reports=dict(reports),
+        rows=rows,
+        reading=reading(labels, findings, caveats),
+        headings=caveats,
+        notes=notes,
+        agreement=_agreement(rows, reports),
+        margin_bins=bins,
+        margins=margins,
+        test=test or {},
+    )
+
+
+_NOT_COUNTED = ("no_direction", "not_comparable")
+
+
+class Check:
+    """Decides by measuring on changed copies of the networks whether an ordering holds."""
+
+    def __init__(
+        self,
+        problems: Mapping[str, Problem],
+        reports: Mapping[str, Report],
+        chosen: list[Measure],
+        settings: dict[str, dict[str, Any]],
+        strengths: Strengths,
+        search: bool,
+        dtype: str | torch.dtype | None,
+        seed: int,
+        tolerance: float | None,
+    ) -> None:
+        self.settings, self.seed, self.tolerance, self.search = settings, seed, tolerance, search
+        precision = as_torch_dtype(dtype)
+        self.sides = {label: Side(label, Equivalents(problem, precision), seed) for label, problem in problems.items()}
+        self.base = {
+            label: reports[label]
+            if side.equivalents.problem is problems[label]
+            else measure(side.equivalents.problem, measures=chosen, settings=settings, seed=seed, tolerance=tolerance)
+            for label, side in self.sides.items()
+        }
+        self.verdicts: list[dict[str, dict[str, Verdict]]] = []
+        self.refused: dict[str, str] = {}
+        seen: set[str] = set()
+        for label, side in self.sides.items():
+            # Networks of one graph have the same symmetries: what changes under them is seen on the first.
+            graph = f"{type(problems[label].model).__name__}\n{side.equivalents.found}"
+            if graph in seen:
+                continue
+            seen.add(graph)
+            verdicts, refused = examine(
+                side.equivalents,
+                self.base[label],
+                chosen,
+                strengths=strengths,
+                settings=settings,
+                seed=seed,
+                tolerance=tolerance,
+            )
+            self.verdicts.append(verdicts)
+            self.refused.update(refused)
+
+    @property
+    def notes(self) -> list[str]:
+        """What contradicts a declaration, or could not be tried."""
+        found = [verdict for table in self.verdicts for row in table.values() for verdict in row.values()]
+        lines = [f"Contradiction: {verdict.contradiction}." for verdict in found if verdict.contradiction]
+        lines += [side.equivalents.found.reason for side in self.sides.values() if side.equivalents.found.reason]
+        lines += [f"{what} was not applied: {why}" for what, why in self.refused.items()]
+        return list(dict.fromkeys(lines))
+
+    def holding(self, own: Measure, pair: tuple[str, str]) -> Holding:
+        """Return whether the ordering of a pair by a measure survives every symmetry found in these networks."""
+        verdicts = [table[own.name] for table in self.verdicts]
+        changed = tuple(s for s in _RESCALINGS if any(row[s].verdict == "changes" for row in verdicts))
+        tried = [row[s].verdict for row in verdicts for s in _RESCALINGS if row[s].verdict != "not found"]
+        outputs = [row["output_scaling"].verdict for row in verdicts]
+        scales = True if "changes" in outputs else False if "invariant" in outputs else None
+        if changed:
+            reversal = self._reversal(own, pair, changed) if self.search else None
+            kind = "changes" if reversal is None else "reversible"
+            words = _changed_words(changed, reversal, self.search)
+            return Holding(kind, words, True, changed, scales, reversal)  # type: ignore[arg-type]
+        if not tried:
+            return Holding("not_tried", "no rescaling was found in these networks to try", True, (), scales)
+        if set(tried) != {"invariant"}:
+            return Holding("changes", "rescaling may change it: undecided within its error", True, (), scales)
+        if scales and set(own.needs) == {"outputs"}:
+            return Holding("scales_with_logits", "scales with the logits", True, (), True)
+        return Holding("invariant", "invariant to every rescaling found", True, (), scales)
+
+    def _reversal(self, own: Measure, pair: tuple[str, str], changed: Sequence[str]) -> Reversal | None:
+        first, second = pair
+        for symmetry in changed:  # a pair of layers is simpler to tell than a pattern of neurons
+            found = find_reversal(
+                own,
+                (self.sides[first], self.sides[second]),
+                (self.base[first][own.name], self.base[second][own.name]),
+                (_KIND[symmetry],),
+                settings=self.settings,
+                seed=self.seed,
+                tolerance=self.tolerance,
+            )
+            if found is not None:
+                return found
+        return None
+
+
+def _changed_words(changed: Sequence[str], reversal: Reversal | None, searched: bool) -> str:
+    kept = "holds under rescaling of layers; " if "layer_rescaling" not in changed else ""
+    if reversal is not None:
+        return f"{kept}{reversal.words}"
+    words = " and ".join(SYMMETRY_WORDS[each] for each in changed)
+    return f"{kept}{words} changes it" + (
+        "; no reversal was found" if searched else "; reversals were not searched for"
+    )
+
+
+def _declared_holding(own: Measure | None) -> Holding:
+    """Return what can be said from reports alone: what the measure declares, not checked on these networks."""
+    if own is None:
+        return Holding("not_tried", "not known: a measure of its own, and no network to try", False)
+    answers = {symmetry: own.invariances.get(symmetry) for symmetry in _RESCALINGS}
+    changed = tuple(symmetry for symmetry, answer in answers.items() if answer is False)
+    scales = None if own.invariances.get("output_scaling") is None else not own.invariances["output_scaling"]
+    if changed:
+        words = " and ".join(SYMMETRY_WORDS[each] for each in changed)
+        return Holding("changes", f"{words} changes it; how much takes the networks", False, changed, scales)
+    if not all(answers.values()):
+        return Holding("not_tried", "not declared, and no network to try", False, (), scales)
+    if scales and set(own.needs) == {"outputs"}:
+        return Holding("scales_with_logits", "scales with the logits", False, (), True)
+    return Holding("invariant", "invariant to every rescaling, as declared", False, (), scales)
+
+
+def _row(
+    name: str,
+    reports: Mapping[str, Report],
+    own: Measure | None,
+    weights: Tensor | None,
+    seed: int,
+    check: Check | None,
+) -> Row:
+    labels = list(reports)
+    title = reports[labels[0]].title(name)
+    sharper_when = own.sharper_when if own is not None else ""
+    settings = [report.settings.get(name, {}) for report in reports.values()]
+    if any(each != settings[0] for each in settings):
+        return Row(name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings"))
+    contrasts = [
+        contrast(name, (a, reports[a]), (b, reports[b]), sharper_when, weights=weights, seed=seed)
+        for a, b in combinations(labels, 2)
+    ]
+    present = tuple(each for each in contrasts if each is not None)
+    if len(present) < len(contrasts):
+        return Row(
+            name, title, sharper_when, present, None, Holding("not_comparable", "not measured for every network")
+        )
+    flattest = next((a for a in labels if _flatter_than_all(a, labels, present)), None)
+    if not sharper_when:
+        return Row(name, title, "", present, None, Holding("no_direction", "larger is neither flatter nor sharper"))
+    if flattest is None:
+        tie = "difference within its error" if len(labels) == 2 else "no network is flatter than all others"
+        return Row(name, title, sharper_when, present, None, Holding("undecided", tie))
+    closest = _closest_rival(flattest, present)
+    holding = _declared_holding(own) if check is None or own is None else check.holding(own, (flattest, closest))
+    return Row(name, title, sharper_when, present, flattest, holding)
+
+
+def _flatter_than_all(label: str, labels: list[str], contrasts: Sequence[Contrast]) -> bool:
+    return sum(each.flatter == label for each in contrasts) == len(labels) - 1
+
+
+def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
+    own = [each for each in contrasts if flattest in (each.first, each.second)]
+    nearest = min(own, key=lambda each: abs(each.difference.value))
+    return nearest.second if nearest.first == flattest else nearest.first
+
+
+def _finding(row: Row, labels: Sequence[str]) -> Finding:
+    pair = row.between(labels[0], labels[1])
+    if len(labels) > 2 and row.flattest is not None:
+        rival = _closest_rival(row.flattest, row.contrasts)
+        pair = row.between(row.flattest, rival)
+    ratio = pair.ratio if pair is not None else None
+    reversal = row.holding.reversal
+    return Finding(
+        title=row.title,
+        flatter=row.flattest,
+        ratio=None if ratio is None else ratio.value,
+        ratio_ends=None if ratio is None else (ratio.low, ratio.high),
+        holds="" if row.flattest is None else row.holding.kind,
+        checked=row.holding.checked,
+        factor=None if reversal is None else reversal.factor,
+        kind="" if reversal is None else reversal.kind,
+    )
+
+
+# --- what may be compared ------------------------------------------------------------------------------------------
+
+
+def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) -> dict[str, Problem | Report]:
+    """Return problems and reports by label; paths are read, and a file of several reports gives several networks."""
+    if isinstance(networks, Mapping):
+        pairs: list[tuple[str, Any]] = [(str(label), item) for label, item in networks.items()]
+    else:
+        items = list(networks)
+        paths = [str(item) for item in items if isinstance(item, (str, os.PathLike))]
+        short = dict(zip(paths, shared_prefix_removed(paths)))
+        pairs = [(short[str(i)] if isinstance(i, (str, os.PathLike)) else _own_label(i), i) for i in items]
+    found: dict[str, Problem | Report] = {}
+    for label, item in pairs:
+        if isinstance(item, (str, os.PathLike)):
+            loaded = load_reports(Path(item))
+            several = len(loaded) > 1
+            entries = [(_own_label(report) if several else label, report) for report in loaded]
+        elif isinstance(item, (Problem, Report)):
+            entries = [(label, item)]  # type: ignore[list-item]
+        else:
+            raise UsageError(f"{label!r} is a {type(item).__name__}; give Problems, Reports or paths of saved reports")
+        for own, report in entries:
+            if own in found:
+                raise UsageError(f"two networks are called {own!r}; give each a name of its own")
+            found[own] = report
+    return found
+
+
+def _own_label(item: Any) -> str:
+    head = getattr(item, "header", {})
+    return str(head.get("weights") or head.get("model") or "network")
+
+
+def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
+    return {name: MEASURES[name] for report in reports.values() for name in report if name in MEASURES}
+
+
+def _check_same_data(problems: Mapping[str, Problem]) -> None:
+    """Refuse other data or another loss before any measure is computed."""
+    heads = {
+        label: {"fingerprint": p.survey.fingerprint, "loss_name": p.loss.name, "samples": p.survey.count}
+        for label, p in problems.items()
+    }
+    _refuse_different_heads(heads)
+
+
+def _refuse_different(reports: Mapping[str, Report]) -> None:
+    _refuse_different_heads({label: report.header for label, report in reports.items()})
+
+
+def _refuse_different_heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
+    first, *others = heads
+    for other in others:
+        a, b = heads[first], heads[other]
+        if not a.get("fingerprint") or a.get("fingerprint") != b.get("fingerprint"):
+            marks = " and ".join(str(head.get("fingerprint") or "none") for head in (a, b))
+            raise UsageError(
+                f"{first} and {other} were measured on different data (fingerprints {marks}), whose numbers are never "
+                "paired; measure both on the same samples"
+            )
+        if a.get("loss_name") != b.get("loss_name"):
+            raise UsageError(
+                f"{first} was measured with the loss {a.get('loss_name')} and {other} with {b.get('loss_name')}, which "
+                "cannot be compared; measure both with the same loss"
+            )
+        if a.get("mode") != b.get("mode"):
+            raise UsageError(
+                f"{first} was measured in {a.get('mode')} mode and {other} in {b.get('mode')} mode, which are "
+                "different functions; measure both in the same mode"
+            )
+
+
+def _caveats(reports: Mapping[str, Report]) -> list[str]:
+    """Return what must be said before any number: untrained networks first, then those not at a minimum."""
+    lines = []
+    untrained = [label for label, report in reports.items() if report.header.get("trained") is False]
+    if untrained:
+        are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
+        lines.append(f"{_and(untrained)} {are}, so these numbers do not compare trained minima.")
+    for label, report in reports.items():
+        head = report.header
+        if head.get("at_minimum") is False and label not in untrained:
+            noise = head.get("gradient_noise")
+            size = f" (gradient norm {plain(head.get('gradient_norm'), 2)}, its noise {plain(noise, 2)})"
+            lines.append(f"{label} is not at a minimum{size}, so its numbers are the curvature of a slope.")
+    return lines
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _tested(problems: Mapping[str, Problem], test: Any) -> dict[str, dict[str, Any]]:
+    """Return loss and accuracy of every network on the test data."""
+    found: dict[str, dict[str, Any]] = {}
+    for label, problem in problems.items() if test is not None else ():
+        other = Problem(
+            problem.model,
+            test,
+            problem.loss,
+            forward=problem._forward.forward_function,
+            parameters=list(problem.parameters),
+            mode=problem.mode,
+        )
+        survey = other.survey
+        found[label] = {"loss": survey.loss, "accuracy": survey.accuracy, "samples": survey.count}
+    return found
+
+
+# --- beside the rows -----------------------------------------------------------------------------------------------
+
+
+def _agreement(rows: Mapping[str, Row], reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Count pairs of decided measures that name the same network; with more networks, correlate their orders."""
+    decided = {name: row.flattest for name, row in rows.items() if row.flattest is not None}
+    pairs = list(combinations(decided, 2))
+    found: dict[str, Any] = {
+        "decided": len(decided),
+        "pairs": len(pairs),
+        "agree": sum(decided[a] == decided[b] for a, b in pairs),
+        "disagreeing": [[a, b] for a, b in pairs if decided[a] != decided[b]],
+    }
+    if len(reports) >= FEWEST_FOR_CORRELATION:
+        usable = [name for name, row in rows.items() if row.sharper_when and row.holding.kind != "not_comparable"]
+        sharpness = {
+            name: [
+                (1 if rows[name].sharper_when == "larger" else -1) * report[name].value for report in reports.values()
+            ]
+            for name in usable
+        }
+        found["spearman"] = [
+            {"first": a, "second": b, **vars(rank_correlation(sharpness[a], sharpness[b]))}
+            for a, b in combinations(usable, 2)
+        ]
+    return found
+
+
+def _margins(
+    reports: Mapping[str, Report], problems: Mapping[str, Problem] | None
+) -> tuple[list[float], dict[str, Margins]]:
+    """Return the distributions of the output margins, on bins shared by all networks; nothing where there are none."""
+    values: dict[str, Tensor] = {}
+    for label, report in reports.items():
+        own = report.per_sample.get("output_margin")
+        if own is None and problems is not None:
+            try:
+                own = per_sample(problems[label], "output_margin")["output_margin"]
+            except SpiritlevelError:  # no classes, so no margins
+                own = None
+        if own is None:
+            return [], {}
+        values[label] = own
+    finite = torch.cat([each[each.isfinite()] for each in values.values()])
+    if not len(finite):
+        return [], {}
+    low, high = float(finite.min()), float(finite.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    weights = {label: torch.ones(len(each), dtype=torch.float64) for label, each in values.items()}
+    if problems is not None:
+        weights = {label: problems[label].survey.weights for label in values}
+    found = {}
+    for label, each in values.items():
+        spread = Distribution(each, weights[label])
+        below = float(spread.shares[spread.values < 0].sum())
+        summary = {**spread.details(), "share_negative": below}
+        counts = np.histogram(spread.values, edges)[0]
+        found[label] = Margins({key: _finite(value) for key, value in summary.items()}, counts.tolist())
+    return edges.tolist(), found
+
+
+def _finite(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,137 @@
+"""A comparison in two sentences: counts, names and factors that are in its numbers, and nothing beyond them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spiritlevel.results.numerals import plain
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the sentences need of one measure: who is flatter by it, and whether a rescaling could say otherwise."""
+
+    title: str
+    flatter: str | None  # None where the difference is within its error
+    ratio: float | None = None
+    ratio_ends: tuple[float, float] | None = None
+    holds: str = ""  # invariant, scales_with_logits, reversible, changes, not_tried, or "" where undecided
+    checked: bool = True  # by measuring on rescaled copies; otherwise only declared
+    factor: float | None = None  # the rescaling that reverses it
+    kind: str = ""  # "layers" or "neurons"
+
+
+def reading(labels: Sequence[str], findings: Sequence[Finding], caveats: Sequence[str] = ()) -> list[str]:
+    """Return two sentences: who is flatter by how many measures, and what could say otherwise.
+
+    ``caveats`` (an untrained network, one not at a minimum) take the place of the second sentence, because what they
+    say changes the meaning of every number.
+    """
+    if not findings:
+        return ["None of these measures says which network is flatter.", *caveats[:1]]
+    first = _who_is_flatter(labels, findings)
+    if caveats:
+        return [first, caveats[0]]
+    return [first, _what_could_say_otherwise(labels, findings)]
+
+
+def _who_is_flatter(labels: Sequence[str], findings: Sequence[Finding]) -> str:
+    wins = Counter(finding.flatter for finding in findings if finding.flatter is not None)
+    count, undecided = len(findings), sum(finding.flatter is None for finding in findings)
+    measures = "measure" if count == 1 else "measures"
+    if not wins:
+        which = f"{labels[0]} and {labels[1]}" if len(labels) == 2 else f"the {len(labels)} networks"
+        every = (
+            "the difference is within its error" if count == 1 else f"all {count} differences are within their errors"
+        )
+        return f"No measure tells {which} apart: {every}."
+    (leader, most), *others = wins.most_common()
+    rival = _rival(labels, leader)
+    than = f"{leader} is flatter than {rival}" if len(labels) == 2 else f"{leader} is the flattest of {len(labels)}"
+    whole = "the only measure" if count == 1 else f"all {count} measures"
+    by = f"by {whole}" if most == count else f"by {most} of {count} {measures}"
+    against = ", ".join(f"{label} by {number}" for label, number in others)
+    rest = (f", {against}" if against else "") + (f" ({undecided} undecided)" if undecided else "")
+    return f"{than} {by}{rest}; {_how_many_survive(leader, most, findings)}."
+
+
+def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> str:
+    won = [finding for finding in findings if finding.flatter == leader]
+    surviving = sum(finding.holds == "invariant" for finding in won)
+    by_logits = sum(finding.holds == "scales_with_logits" for finding in won)
+    checked = all(finding.checked for finding in won)
+    if any(finding.holds == "not_tried" for finding in won):
+        return "no rescaling was found in these networks to try on it"
+    found = "rescaling found in these networks" if checked else "rescaling (as declared, not checked here)"
+    if surviving == most:
+        which = "for it" if most == 1 else f"for {'both' if most == 2 else f'all {most}'}"
+        return f"{which} no {found} could say otherwise"
+    if surviving:
+        return f"for {surviving} of the {most} no {found} could say otherwise"
+    if by_logits == most:
+        return f"{'it scales' if most == 1 else 'they scale'} with the logits"
+    return (
+        "a rescaling of the weights that keeps the function changes every one of them"
+        if not by_logits
+        else ("none of them is beyond a rescaling of the weights or of the outputs")
+    )
+
+
+def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]) -> str:
+    reversed_by = [finding for finding in findings if finding.flatter is not None and finding.factor is not None]
+    if reversed_by:
+        # Those whose ordering looks clearest come first: they are what a reader would trust.
+        loudest = sorted(reversed_by, key=_clarity, reverse=True)[:2]
+        names = _joined([finding.title for finding in loudest])
+        factor = max(finding.factor for finding in loudest if finding.factor is not None)
+        kinds = {finding.kind for finding in loudest}
+        what = "one pair of layers" if kinds == {"layers"} else "neurons" if kinds == {"neurons"} else "weights"
+        size = f"{plain(factor, 2)}" if factor >= 1.1 else f"{factor:.3f}"
+        one = len(loudest) == 1
+        at_most = "" if one else "at most "
+        favour = {finding.flatter for finding in loudest}
+        says = f"favour{'s' if one else ''} {next(iter(favour))}" if len(favour) == 1 else "disagree"
+        return (
+            f"{_capital(names)} {says}, but rescaling {what} by {at_most}{size} reverses {'it' if one else 'each'} "
+            "without changing a single prediction."
+        )
+    changing = [f for f in findings if f.flatter is not None and f.holds in ("changes", "reversible")]
+    if changing:
+        names = _joined([finding.title for finding in changing[:2]])
+        verb = "changes" if len(changing) == 1 else "change"
+        return f"{_capital(names)} {verb} when weights are rescaled, though no reversal was found here."
+    decided = [finding for finding in findings if finding.flatter is not None]
+    known = [finding for finding in (decided or findings) if finding.ratio is not None]
+    if not known:
+        return "No ratio can be given, because a value may be of either sign."
+    largest = max(known, key=_clarity)
+    ends = largest.ratio_ends
+    interval = f" (95% interval {plain(ends[0], 3)} to {plain(ends[1], 3)})" if ends and ends[0] < ends[1] else ""
+    ratio = f"{labels[1]} ÷ {labels[0]} = " if len(labels) == 2 else "a ratio of "
+    return f"The largest difference is in {largest.title}: {ratio}{plain(largest.ratio, 3)}{interval}."
+
+
+def _clarity(finding: Finding) -> float:
+    ratio = finding.ratio
+    return 0.0 if ratio is None or ratio <= 0 else max(ratio, 1 / ratio)
+
+
+def _rival(labels: Sequence[str], leader: str) -> str:
+    return next((label for label in labels if label != leader), leader)
+
+
+def _joined(titles: Sequence[str]) -> str:
+    lowered = [titles[0], *(_uncapital(title) for title in titles[1:])]
+    return " and ".join(lowered)
+
+
+def _uncapital(title: str) -> str:
+    """Return a title inside a sentence; names of people and symbols keep their letter."""
+    keep = ("Hessian", "Gauss", "Fisher", "Keskar", "Gaussian")
+    return title if title.startswith(keep) or not title[:1].isascii() else title[:1].lower() + title[1:]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
