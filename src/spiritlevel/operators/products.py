@@ -22,6 +22,7 @@ Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite d
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 # Shares of the free memory that a retained graph, or the graphs of all batches, may take.
 GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
+SMALL_GRAPH = 2**21  # bytes
 
 
 class Products:
@@ -29,9 +30,9 @@ class Products:
 
     ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through
     that graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile,
-    on a GPU), "auto" (looped on a CPU, batched on a GPU where the block fits, forward where a graph does not).  Where
-    double backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs
-    of all batches alive between sweeps: True, False, or None for where they fit.
+    on a GPU), "auto" (looped on a CPU, batched for small graphs and on a GPU, forward where a graph does not fit).
+    Where double backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the
+    graphs of all batches alive between sweeps: True, False, or None for where they fit.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class Products:
         free = free_bytes(problem.device)
         if size > GRAPH_SHARE * free and not problem.survey.coupled:
             return ["forward", "looped"]
-        if problem.device.type == "cuda" and count > 1 and size * (1 + count / 2) <= GRAPH_SHARE * free:
+        # A large graph keeps a CPU busy vector by vector; a small one is all overhead, which a block shares.
+        together = problem.device.type == "cuda" or size <= SMALL_GRAPH
+        if together and count > 1 and size * (1 + count / 2) <= GRAPH_SHARE * free:
             return ["batched", "looped"]
         return ["looped"]
 
