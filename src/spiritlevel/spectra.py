@@ -99,8 +99,8 @@ def eigenvalues(
     """Find the k largest, smallest or largest-in-magnitude eigenpairs, each with the residual of an actual product.
 
     Stops when every residual is at most ``tolerance`` times the norm of the matrix (for "smallest", times the
-    eigenvalue itself, because the small end of the spectrum is short, down to 1e-5 of the norm), or when ``max_sweeps`` sweeps are spent, which
-    the status says.
+    eigenvalue itself, because the small end of the spectrum is short, down to 1e-5 of the norm), or when ``max_sweeps``
+    sweeps are spent, which the status says.
     """
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     if not 1 <= k <= matrix.size:
@@ -139,7 +139,7 @@ def _pairs(
     seed: int,
     start: Tensor | None = None,
 ) -> Eigenpairs:
-    """Search for eigenpairs; at the short end of the spectrum relative to the eigenvalue, down to what is negligible."""
+    """Search for eigenpairs; at the short end relative to the eigenvalue itself, down to what is negligible."""
     problem = matrix.problem
     block = min(2 * k, k + 2)
     most, home = _basis_room(matrix, k + 2 * block, max(6 * block, 2 * k + 24))

@@ -1,0 +1,1 @@
+"""Classes shaped like those of other packages, so that existing scripts run by changing one import."""
