@@ -1,0 +1,106 @@
+"""``spiritlevel spectrum``: the spectrum of the Hessian or another matrix as a table, as JSON and as an image."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.errors import UsageError
+
+_OPTIONS = (
+    option(
+        "operator",
+        str,
+        "hessian",
+        typer.Option(help="hessian, ggn, batch_variance (over batches of --batch-size), a layer or a parameter."),
+    ),
+    option("probes", int, 8, typer.Option(help="Random probes; --tolerance may ask for more.")),
+    option("steps", int, 80, typer.Option(help="Lanczos steps, a sweep over the data each.")),
+    option("max_probes", int, 64, typer.Option(help="Most probes that --tolerance may take.")),
+    option("strategy", str, "auto", typer.Option(help="auto, looped, batched, forward, compiled: speed and memory.")),
+    option(
+        "keep_graphs", bool | None, None, typer.Option(help="Keep all batches' graphs alive; default where they fit.")
+    ),
+    option("figure", str | None, None, typer.Option(help="Draw Ritz values and density to this .png, .pdf or .svg.")),
+)
+
+
+def spectrum_command(measure_command: Command) -> Command:
+    """Return the command, with the options of ``measure`` that concern the network and the data."""
+    left_out = ("per_sample", "layers", "measures", "set_")
+    return with_options_of(measure_command, leave_out=left_out, more=_OPTIONS)(run_spectrum)
+
+
+def run_spectrum(options: dict[str, Any]) -> int:
+    """Show the spectrum of a network's Hessian, with certificates and errors."""
+    request = request_of(options)
+    if len(request.weights) > 1:
+        raise UsageError(
+            f"spectrum looks at one network, and {len(request.weights)} weights files were given; name one"
+        )
+    from spiritlevel.cli import names
+    from spiritlevel.cli.measuring_command import _Subject as Subject
+    from spiritlevel.cli.screens import console, note
+    from spiritlevel.results.records import strict_dumps
+    from spiritlevel.results.wording import UNTRAINED
+    from spiritlevel.results.writing import check_writable
+    from spiritlevel.spectra import operator_named, spectrum
+    from spiritlevel.spectra_figure import check_figure
+    from spiritlevel.spectrum_plan import plan_spectrum
+
+    target, figure, quiet = options.get("json"), options.get("figure"), bool(options.get("quiet"))
+    if target is not None and target != "-":
+        check_writable(target, "--json")
+    if figure is not None:
+        check_writable(figure, "--figure")
+        check_figure(figure)
+    assert request.model is not None
+    names.check_model_name(request.model)
+    subject = Subject(request)
+    weights = request.weights[0] if request.weights else None
+    problem = subject.problem(weights)
+    choices = {"strategy": options["strategy"], "keep_graphs": options["keep_graphs"]}
+    if options.get("dry_run"):
+        matrix = operator_named(problem, options["operator"], **choices)
+        print(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
+        return DONE
+    found = spectrum(
+        problem,
+        options["probes"],
+        options["steps"],
+        request.seed or 0,
+        operator=options["operator"],
+        tolerance=request.tolerance,
+        max_probes=options["max_probes"],
+        progress=not quiet,
+        **choices,
+    )
+    found.header.update(
+        model=subject.named.name,
+        weights=weights or subject.named.weights,
+        data=subject.named.data.name,
+        split=subject.named.data.split,
+        trained=subject.trained,
+        notes=[*(found.header.get("notes") or []), *subject.notes],
+        request=request.record(),
+    )
+    if figure is not None:
+        found.figure(figure)
+    if target == "-":
+        if not subject.trained:
+            note(UNTRAINED, quiet)
+        sys.stdout.write(strict_dumps(found.record()))
+    else:
+        if target is not None:
+            found.save(target)
+        console().print(found.table(notes=False))
+    for text in found.header["notes"]:
+        note(text, quiet)
+    if options.get("strict") and not found.ok:
+        note("spiritlevel: a number of the spectrum is not ok, and --strict was given")
+        return NOT_OK
+    return DONE
