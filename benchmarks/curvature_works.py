@@ -1,0 +1,196 @@
+"""Works around the diagonal: network trace and diagonal, and exact traces of every sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import spiritlevel as sl
+from benchmarks import material, peers
+from benchmarks.exact import diagonals, gradient_pass
+from benchmarks.material import Data
+from benchmarks.timing import Contender, Work, best_setting, relative
+
+GOAL = 0.01
+BACKPACK_BATCHES = (8, 16, 32, 64, 128, 256)
+
+
+def trace_and_diagonal(device: torch.device, samples: int, probes: int) -> Work:
+    """The trace and the diagonal of the network's Hessian to 1%: what every peer offers in some form."""
+    model, data = material.on(device, material.lenet5(), material.images(samples))
+    exact, _ = diagonals(model, data)
+
+    def ours() -> Tensor:
+        found = sl.curvature(sl.Problem(model, data))
+        return torch.cat([part.reshape(-1) for part in found.diagonal.values()])
+
+    contenders = [Contender("Spiritlevel", ours, lambda d: relative(d, exact), "exact; trace and diagonal in one pass")]
+    if peers.installed("backpack"):
+        extended = peers.BackPack(model, data)
+        name, run = best_setting(
+            {f"batches of {b}": lambda b=b: extended.diagonal(b) for b in BACKPACK_BATCHES if b <= samples}, device
+        )
+        contenders.append(
+            Contender("BackPACK DiagGGNExact", run, lambda d: relative(d, exact), f"exact for this network; {name}")
+        )
+    if peers.installed("curvlinops"):
+        contenders += _curvlinops_estimates(model, data, exact, probes)
+    if peers.installed("pyhessian"):
+        contenders += _pyhessian_traces(model, data, float(exact.sum()), probes)
+    return Work(
+        "trace_diagonal",
+        f"Hessian trace and diagonal to 1%, LeNet-5, {samples:,} images",
+        gradient_pass(model, data),
+        contenders,
+        unavailable=peers.missing(),
+        error_meaning="relative error (of the diagonal in norm, or of the trace), before any more probes",
+    )
+
+
+def _to_goal(error: float) -> float:
+    """How many times the probes must grow for an error that falls with their root to reach 1%."""
+    return max(1.0, (error / GOAL) ** 2)
+
+
+def _curvlinops_estimates(model: nn.Module, data: Data, exact: Tensor, probes: int) -> list[Contender]:
+    from curvlinops import hutchinson_diag, hutchinson_trace, xtrace
+
+    def on_operator(function: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: function(peers.curvlinops_hessian(model, data), num_matvecs=probes)
+
+    def diagonal_error(found: Tensor) -> float:
+        return relative(found, exact)
+
+    def trace_error(found: Tensor) -> float:
+        return abs(float(found) / float(exact.sum()) - 1)
+
+    # One draw of an error is not its size: the trace's is taken over several runs of each.
+    def typical(function: Callable[..., Any]) -> float:
+        draws = [trace_error(on_operator(function)()) for _ in range(4)]
+        return math.sqrt(sum(draw**2 for draw in draws) / len(draws))
+
+    by_name = {"hutchinson_trace": hutchinson_trace, "xtrace": xtrace}
+    errors = {name: typical(function) for name, function in by_name.items()}
+    best = min(errors, key=lambda name: errors[name])
+    found = [
+        Contender(
+            f"curvlinops {best}",
+            on_operator(by_name[best]),
+            lambda answer: errors[best],
+            f"trace only; {probes} probes run, time for 1% by the inverse root of their number",
+            lambda answer: _to_goal(errors[best]),
+        ),
+        Contender(
+            "curvlinops hutchinson_diag",
+            on_operator(hutchinson_diag),
+            diagonal_error,
+            f"diagonal; {probes} probes run, time for 1% by the inverse root of their number",
+            lambda answer: _to_goal(diagonal_error(answer)),
+        ),
+    ]
+    return found
+
+
+def _pyhessian_traces(model: nn.Module, data: Data, exact: float, probes: int) -> list[Contender]:
+    def fixed() -> list[float]:
+        return peers.PyHessian(model, data).trace(maxIter=probes, tol=0.0)
+
+    def standard_error(draws: list[float]) -> float:
+        return float(np.std(draws, ddof=1)) / math.sqrt(len(draws)) / exact
+
+    def by_default() -> list[float]:
+        torch.manual_seed(0)
+        return peers.PyHessian(model, data).trace()
+
+    return [
+        Contender(
+            "PyHessian trace",
+            fixed,
+            standard_error,
+            f"trace only; {probes} probes run, time for 1% by the inverse root of their number",
+            lambda draws: _to_goal(standard_error(draws)),
+        ),
+        Contender(
+            "PyHessian trace, default stop",
+            by_default,
+            lambda draws: abs(float(np.mean(draws)) / exact - 1),
+            "trace only; stops by its own rule, whatever the error",
+        ),
+    ]
+
+
+def sample_traces(
+    device: torch.device, name: str, title: str, model: nn.Module, samples: int, peer_samples: int, target: bool
+) -> Work:
+    """The trace of each sample's own Hessian."""
+    model, data = material.on(device, model, material.images(samples))
+    _, exact = diagonals(model, data)
+
+    def ours() -> Tensor:
+        return sl.per_sample(sl.Problem(model, data), "hessian_trace")["hessian_trace"]
+
+    def error(found: Tensor) -> float:
+        return float(((found.detach().double().cpu() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
+
+    def error_in_norm(found: Tensor) -> float:
+        return relative(found, exact)
+
+    contenders = [Contender("Spiritlevel", ours, error_in_norm, "exact")]
+    unavailable = peers.missing()
+    if peers.installed("backpack"):
+        convert = name == "resnet18"
+        try:
+            extended = peers.BackPack(model, data, convert=convert)
+            sizes = [b for b in BACKPACK_BATCHES if b <= samples]
+            best, run = best_setting({f"batches of {b}": lambda b=b: extended.sample_traces(b) for b in sizes}, device)
+            contenders.append(
+                Contender("BackPACK BatchDiagGGNExact", run, error_in_norm, f"exact for such networks; {best}")
+            )
+        except Exception as failure:  # what it cannot take it refuses in its own words
+            unavailable["BackPACK"] = f"{type(failure).__name__}: {' '.join(str(failure).split())[:160]}"
+    if peers.installed("pyhessian"):
+        contenders.append(_pyhessian_sample_by_sample(model, data, exact, min(peer_samples, samples)))
+    targets = {"BackPACK BatchDiagGGNExact": 1.5, "PyHessian trace, default stop": 1000.0} if target else {}
+    return Work(
+        f"sample_traces_{name}",
+        f"Hessian trace of every sample, {title}, {samples:,} images",
+        gradient_pass(model, data),
+        contenders,
+        targets,
+        unavailable,
+        error_meaning="relative error in norm over samples",
+    )
+
+
+def _pyhessian_sample_by_sample(model: nn.Module, data: Data, exact: Tensor, count: int) -> Contender:
+    x, y = data
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        draws = [peers.PyHessian(model, (x[i : i + 1], y[i : i + 1])).trace() for i in range(count)]
+        return torch.tensor([float(np.mean(draw)) for draw in draws])
+
+    return Contender(
+        "PyHessian trace, default stop",
+        run,
+        lambda found: relative(found, exact[:count]),
+        f"sample after sample; {count} of {len(y):,} run",
+        lambda found: len(y) / count,
+    )
+
+
+def all_sample_traces(device: torch.device, sizes: dict[str, int]) -> list[Callable[[], Work]]:
+    """The three networks of this work."""
+    count = sizes["peer_samples"]
+    return [
+        lambda: sample_traces(device, "lenet5", "LeNet-5", material.lenet5(), sizes["lenet5"], count, True),
+        lambda: sample_traces(device, "fcnbn", "FCNBN", material.fcnbn(), sizes["fcnbn"], count, False),
+        lambda: sample_traces(
+            device, "resnet18", "ResNet-18 of width 16 with BatchNorm", material.resnet18(), sizes["resnet18"], 2, False
+        ),
+    ]

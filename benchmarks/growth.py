@@ -1,0 +1,105 @@
+"""How time and memory of the curvature pass grow with samples, parameters, classes and depth.
+
+Every point runs in a process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import material
+from benchmarks.timing import synchronise
+
+BASE = {"samples": 2048, "width": 64, "classes": 10, "depth": 3}
+AXES = {
+    "samples": (1024, 2048, 4096, 8192),
+    "width": (64, 128, 256, 512),
+    "classes": (4, 8, 16, 32),
+    "depth": (2, 4, 8, 16),
+}
+QUICK = {axis: values[:2] for axis, values in AXES.items()}
+MEANING = {"samples": "samples N", "width": "parameters P", "classes": "classes C", "depth": "depth"}
+
+
+def point(samples: int, width: int, classes: int, depth: int, device: torch.device) -> dict[str, float]:
+    """Measure traces and the diagonal of a ReLU network once; the peak is above what the process held before."""
+    import spiritlevel as sl
+
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Flatten()]
+    fan_in = 256
+    for _ in range(depth):
+        layers += [nn.Linear(fan_in, width), nn.ReLU()]
+        fan_in = width
+    model = nn.Sequential(*layers, nn.Linear(fan_in, classes)).to(device)
+    x, y = material.images(samples, size=16, classes=classes)
+    data = (x.to(device), y.to(device))
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    sl.curvature(sl.Problem(model, (data[0][:8], data[1][:8])))  # what the first use of anything costs
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.max_memory_allocated(device)
+    else:
+        before = _peak_of_process()
+    synchronise(device)
+    start = time.perf_counter()
+    sl.curvature(sl.Problem(model, data))
+    synchronise(device)
+    seconds = time.perf_counter() - start
+    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_of_process()
+    return {"seconds": seconds, "megabytes": (after - before) / 1e6, "parameters": parameters}
+
+
+def _peak_of_process() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def growth(
+    device: torch.device, axes: dict[str, tuple[int, ...]], say: Callable[[str], None], repeats: int = 1
+) -> list[dict[str, Any]]:
+    """Return time and peak memory along each axis, with fitted exponents."""
+    say("How cost grows")
+    found = []
+    for axis, values in axes.items():
+        runs = [[_in_own_process({**BASE, axis: value}, device) for _ in range(repeats)] for value in values]
+        points = [min(run, key=lambda one: one["seconds"]) for run in runs]
+        scale = [one["parameters"] for one in points] if axis == "width" else list(values)
+        entry = {
+            "axis": MEANING[axis],
+            "values": scale,
+            "seconds": [one["seconds"] for one in points],
+            "megabytes": [one["megabytes"] for one in points],
+            "time_exponent": exponent(scale, [one["seconds"] for one in points]),
+            "memory_exponent": exponent(scale, [max(one["megabytes"], 1e-3) for one in points]),
+        }
+        say(f"  {entry['axis']}: time ~ {entry['time_exponent']:.2f}, memory ~ {entry['memory_exponent']:.2f}")
+        found.append(entry)
+    return found
+
+
+def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
+    """Return the slope of log cost over log value by least squares."""
+    x = [math.log(value) for value in values]
+    y = [math.log(cost) for cost in costs]
+    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y)) / sum((a - middle_x) ** 2 for a in x)
+
+
+def _in_own_process(setting: dict[str, int], device: torch.device) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.growth", json.dumps(setting), str(device)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(point(**json.loads(sys.argv[1]), device=torch.device(sys.argv[2]))))

@@ -1,0 +1,193 @@
+"""Works around the spectrum: every layer's largest eigenvalue, the top five, the density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import spiritlevel as sl
+from benchmarks import material, peers
+from benchmarks.exact import PlainHessian, distance, gradient_pass
+from benchmarks.material import Data
+from benchmarks.timing import Contender, Work, best_setting
+from spiritlevel.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.estimators.lanczos import lanczos
+from spiritlevel.estimators.probes import random_signs
+from spiritlevel.estimators.quadrature import Quadrature
+from spiritlevel.operators import HessianOperator
+from spiritlevel.operators.layer_tops import top_eigenvalues
+
+TOLERANCE = 1e-3
+
+
+def layer_tops(device: torch.device, samples: int) -> Work:
+    """The largest eigenvalue of every layer's own block."""
+    model, data = material.on(device, material.lenet5(), material.images(samples))
+    names = [name for name, tensor in model.named_parameters() if tensor.ndim >= 2]
+    exact = np.array([PlainHessian(model, data, [name]).top(1)[0] for name in names])
+
+    def error(found: Any) -> float:
+        return float(np.max(np.abs(np.asarray(found, dtype=float) / exact - 1)))
+
+    def ours() -> list[float]:
+        problem = sl.Problem(model, data)
+        return [estimate.value for estimate in top_eigenvalues(problem, problem.weights, tolerance=TOLERANCE).values()]
+
+    contenders = [Contender("Spiritlevel", ours, error, f"all layers together, to a residual of {TOLERANCE:g}")]
+    if peers.installed("curvlinops"):
+
+        def by_curvlinops() -> list[float]:
+            operators = (peers.curvlinops_hessian(model, data, [name]) for name in names)
+            return [float(peers.curvlinops_top(operator, 1, TOLERANCE)[0][0]) for operator in operators]
+
+        contenders.append(Contender("curvlinops with eigsh", by_curvlinops, error, "layer after layer"))
+    if peers.installed("pyhessian"):
+
+        def by_pyhessian() -> list[float]:
+            torch.manual_seed(0)
+            return [peers.PyHessian(model, data, [n]).eigenpairs(1, TOLERANCE, 100)[0][0] for n in names]
+
+        contenders.append(
+            Contender("PyHessian eigenvalues", by_pyhessian, error, "layer after layer; its default stop")
+        )
+    return Work(
+        "layer_tops",
+        f"λ_max of every layer's block, LeNet-5, {samples:,} images",
+        gradient_pass(model, data),
+        contenders,
+        unavailable={k: v for k, v in peers.missing().items() if k != "BackPACK"},
+        error_meaning="largest relative error of an eigenvalue",
+    )
+
+
+def top_five(device: torch.device, samples: int) -> Work:
+    """The five largest eigenvalues, each to a true residual of 1e-3 of the largest."""
+    model, data = material.on(device, material.lenet5(), material.images(samples))
+    plain = PlainHessian(model, data)
+    scale = float(plain.top(1)[0])
+
+    def error(found: tuple[Any, Tensor]) -> float:
+        return plain.residual(found[1].cpu()) / scale
+
+    def ours() -> tuple[Any, Tensor]:
+        problem = sl.Problem(model, data)
+        operator = HessianOperator(problem, keep_graphs=None)
+        pairs = top_eigenpairs(
+            operator.matvec, problem.size, 5, tolerance=TOLERANCE, dtype=problem.dtype, device=problem.device
+        )
+        operator.release()
+        return pairs.values, pairs.vectors
+
+    contenders = [Contender("Spiritlevel", ours, error, "block Krylov with thick restart")]
+    met: Callable[[Any], bool] = lambda found: error(found) <= TOLERANCE  # noqa: E731
+    if peers.installed("curvlinops"):
+        settings = {
+            f"tol={tolerance:g}": lambda t=tolerance: peers.curvlinops_top(peers.curvlinops_hessian(model, data), 5, t)
+            for tolerance in (1e-2, 1e-3)
+        }
+        name, run = best_setting(settings, device, met)
+        contenders.append(Contender("curvlinops with eigsh", run, error, name))
+    if peers.installed("pyhessian"):
+
+        def by_pyhessian(tolerance: float) -> tuple[Any, Tensor]:
+            torch.manual_seed(0)
+            return peers.PyHessian(model, data).eigenpairs(5, tolerance, 300)
+
+        tolerance = next((t for t in (1e-3, 1e-4, 1e-5) if met(by_pyhessian(t))), 1e-6)
+        contenders.append(
+            Contender(
+                "PyHessian eigenvalues",
+                lambda: by_pyhessian(tolerance),
+                error,
+                f"tol={tolerance:g}, the first of 1e-3 … 1e-6 that reaches the residual, at most 300 steps each",
+            )
+        )
+    return Work(
+        "top_five",
+        f"Five largest eigenvalues to a residual of 1e-3·λ_max, LeNet-5, {samples:,} images",
+        gradient_pass(model, data),
+        contenders,
+        {"PyHessian eigenvalues": 5.0},
+        {k: v for k, v in peers.missing().items() if k != "BackPACK"},
+        "largest true residual over λ_max",
+    )
+
+
+def _our_density(model: nn.Module, data: Data, probes: int, steps: int) -> tuple[Tensor, Tensor]:
+    problem = sl.Problem(model, data)
+    operator = HessianOperator(problem, keep_graphs=None)
+    start = random_signs(problem.size, probes, seed=0, dtype=problem.dtype, device=problem.device)
+    found = Quadrature.of(lanczos(operator.matvec, start, steps))
+    operator.release()
+    return found.nodes, found.weights
+
+
+def density(device: torch.device, samples: int, probes: int, steps: int) -> Work:
+    """The spectral density by stochastic Lanczos quadrature."""
+    model, data = material.on(device, material.lenet5(), material.images(samples))
+    plain = PlainHessian(model, data)
+    ends = (float(plain.top(1, "SA")[0]), float(plain.top(1)[0]))
+    # How true a density is shows on a network whose whole spectrum is known.
+    small, small_data = material.on(device, material.small(), material.images(300, size=8))
+    spectrum = torch.linalg.eigvalsh(PlainHessian(small, small_data).dense())
+    small_ends = (float(spectrum[0]), float(spectrum[-1]))
+
+    def of_small(found: tuple[Tensor, Tensor]) -> float:
+        return distance(found[0].reshape(-1).cpu(), found[1].reshape(-1).cpu(), spectrum)
+
+    errors = {"Spiritlevel": of_small(_our_density(small, small_data, probes, steps))}
+    contenders = [
+        Contender(
+            "Spiritlevel",
+            lambda: _our_density(model, data, probes, steps),
+            lambda found: errors["Spiritlevel"],
+            "all probes advance together",
+        )
+    ]
+    run_probes = max(1, probes // 5)
+    part = f"probe after probe; {run_probes} of {probes} run"
+    if peers.installed("curvlinops"):
+
+        def by_curvlinops(model: nn.Module, data: Data, count: int, ends: tuple[float, float]) -> tuple[Tensor, Tensor]:
+            torch.manual_seed(0)
+            return peers.curvlinops_density(peers.curvlinops_hessian(model, data), steps, count, ends)
+
+        errors["curvlinops"] = of_small(by_curvlinops(small, small_data, probes, small_ends))
+        contenders.append(
+            Contender(
+                "curvlinops lanczos_approximate_spectrum",
+                lambda: by_curvlinops(model, data, run_probes, ends),
+                lambda found: errors["curvlinops"],
+                f"{part}; told the ends of the spectrum",
+                lambda found: probes / run_probes,
+            )
+        )
+    if peers.installed("pyhessian"):
+
+        def by_pyhessian(model: nn.Module, data: Data, count: int) -> tuple[Tensor, Tensor]:
+            torch.manual_seed(0)
+            return peers.PyHessian(model, data).density(steps, count)
+
+        errors["PyHessian"] = of_small(by_pyhessian(small, small_data, probes))
+        contenders.append(
+            Contender(
+                "PyHessian density",
+                lambda: by_pyhessian(model, data, run_probes),
+                lambda found: errors["PyHessian"],
+                part,
+                lambda found: probes / run_probes,
+            )
+        )
+    return Work(
+        "density",
+        f"Spectral density, {probes} probes of {steps} steps, LeNet-5, {samples:,} images",
+        gradient_pass(model, data),
+        contenders,
+        {"PyHessian density": 2.5, "curvlinops lanczos_approximate_spectrum": 1.7},
+        {k: v for k, v in peers.missing().items() if k != "BackPACK"},
+        "distance (Wasserstein-1 over the range) from the known spectrum of a network of 1,482 parameters",
+    )
