@@ -1,0 +1,38 @@
+"""Estimates as cells, in the same digits as every other table."""
+
+from __future__ import annotations
+
+from spiritlevel.estimate import Estimate
+from spiritlevel.page.parts import Cell
+from spiritlevel.results.numerals import MISSING, how_text, plain, value_text
+
+_SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
+
+
+def number(value: float | None, digits: int = 5) -> Cell:
+    """Return a number's cell."""
+    return Cell(plain(value, digits), value=value)
+
+
+def value(estimate: Estimate | None) -> Cell:
+    """Return the value with the error of its computation where there is one; a bound is marked as one."""
+    if estimate is None:
+        return Cell(MISSING)
+    text = value_text(estimate)
+    if text == MISSING:
+        return Cell(MISSING, kind="missing")
+    return Cell(_SIGN.get(estimate.how, "") + text, value=estimate.value)
+
+
+def over_samples(estimate: Estimate | None) -> Cell:
+    """Return the error over the samples."""
+    if estimate is None or estimate.stderr_data is None:
+        return Cell("")
+    return Cell(f"± {plain(estimate.stderr_data, 2)}", value=estimate.stderr_data)
+
+
+def how(estimate: Estimate | None) -> Cell:
+    """Return how the value was obtained, with the reason below where it fell short."""
+    if estimate is None:
+        return Cell("not measured")
+    return Cell(how_text(estimate), small="" if estimate.ok else estimate.reason)

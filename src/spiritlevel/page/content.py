@@ -1,0 +1,146 @@
+"""What a page is made from: reports, a comparison, an audit, a spectrum, the record of a study, whichever there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from spiritlevel.errors import UsageError
+from spiritlevel.results import Report
+from spiritlevel.results.wording import shared_prefix_removed
+
+if TYPE_CHECKING:
+    from spiritlevel.audits import Audit
+    from spiritlevel.compared import Comparison
+    from spiritlevel.spectrum_result import Spectrum
+    from spiritlevel.studies import Record
+
+Kind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Content:
+    """The results one page shows; sections appear for what is there.
+
+    ``learning_rate`` draws the line 2/lr, above which gradient descent does not settle.
+    """
+
+    reports: Mapping[str, Report] = field(default_factory=dict)  # by label
+    comparison: Comparison | None = None
+    audits: Mapping[str, Audit] = field(default_factory=dict)
+    spectra: Mapping[str, Spectrum] = field(default_factory=dict)
+    studies: tuple[Record, ...] = ()
+    learning_rate: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the first screen is about."""
+        if self.comparison is not None:
+            return "comparison"
+        if self.reports and not self.audits and not self.spectra:
+            return "reports" if self.several else "report"
+        if self.audits:
+            return "audit"
+        if self.spectra:
+            return "spectrum"
+        if self.studies:
+            return "study"
+        raise UsageError("there is nothing to make a page of; give a report, a comparison, an audit or a spectrum")
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one network."""
+        return len(self.reports) > 1
+
+    @property
+    def first(self) -> Report:
+        """The first report."""
+        return next(iter(self.reports.values()))
+
+    @property
+    def measures(self) -> list[str]:
+        """All measures, in the order of the reports."""
+        return list(dict.fromkeys(name for report in self.reports.values() for name in report))
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """A letter for each network, where names are too long."""
+        return {label: LETTERS[i] if i < len(LETTERS) else str(i + 1) for i, label in enumerate(self.reports)}
+
+    def title(self, name: str) -> str:
+        """Return a measure or layer quantity in words."""
+        for report in self.reports.values():
+            if name in report.titles:
+                return report.titles[name]
+        from spiritlevel.measures.registry import MEASURES
+
+        return MEASURES[name].title if name in MEASURES else name.replace("_", " ")
+
+
+def of_reports(
+    reports: Report | Iterable[Report] | Mapping[str, Report], learning_rate: float | None = None
+) -> Content:
+    """Return the content of one report or of several."""
+    if isinstance(reports, Report):
+        return Content({label_of(reports.header): reports}, learning_rate=rate_of([reports], learning_rate))
+    if isinstance(reports, Mapping):
+        labelled = dict(reports)
+    else:
+        found = list(reports)
+        labelled = dict(zip(distinct_labels([label_of(report.header) for report in found]), found))
+    if not labelled:
+        raise UsageError("there is no report to make a page of; give at least one")
+    return Content(labelled, learning_rate=rate_of(labelled.values(), learning_rate))
+
+
+def of_comparison(comparison: Comparison) -> Content:
+    """Return the content of a comparison and of the reports in it."""
+    return Content(comparison.reports, comparison=comparison, learning_rate=rate_of(comparison.reports.values()))
+
+
+def of_audit(audit: Audit) -> Content:
+    """Return the content of an audit and of the report it began with."""
+    label = label_of(audit.base.header)
+    return Content({label: audit.base}, audits={label: audit})
+
+
+def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> Content:
+    """Return the content of a spectrum."""
+    rate = learning_rate if learning_rate is not None else spectrum.header.get("learning_rate")
+    label = label_of(spectrum.header)
+    return Content({label: spectrum.report()}, spectra={label: spectrum}, learning_rate=_checked(rate))
+
+
+def of_studies(records: Iterable[Record]) -> Content:
+    """Return the content of studies."""
+    return Content(studies=tuple(records))
+
+
+def rate_of(reports: Iterable[Report], given: float | None = None) -> float | None:
+    """Return the learning rate that was given, or the one all reports name."""
+    if given is not None:
+        return _checked(given)
+    found = {report.header.get("learning_rate") for report in reports}
+    return _checked(found.pop()) if len(found) == 1 else None
+
+
+def _checked(rate: Any) -> float | None:
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
+        raise UsageError(f"the learning rate must be a positive number, not {rate!r}")
+    return float(rate)
+
+
+def label_of(header: Mapping[str, Any]) -> str:
+    """Return what tells a report apart for a reader: its weights file, or the network's name."""
+    return str(header.get("weights") or header.get("model") or "network")
+
+
+def distinct_labels(labels: list[str]) -> list[str]:
+    """Return labels that are all different, without the folders they share."""
+    if len(set(labels)) == len(labels):
+        return shared_prefix_removed(labels)
+    return [f"{position + 1}: {label}" for position, label in enumerate(labels)]

@@ -1,0 +1,87 @@
+"""The audit as a heat map: a square for each measure and symmetry, its word or factor written in it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from spiritlevel.audits import SYMMETRY_WORDS
+from spiritlevel.page.extras import need
+from spiritlevel.page.palette import Palette
+from spiritlevel.page.parts import Figure, Rows
+from spiritlevel.results.numerals import plain
+
+if TYPE_CHECKING:
+    from spiritlevel.audits import Audit
+
+COLOURS = {"invariant": "blue", "changes": "orange", "undecided": "grey", "not measured": "grey"}
+
+
+def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figure:
+    """Return the verdicts of all measures, stronger where the value changed by a larger factor."""
+    values, said = [], []
+    for measure, row in audit.verdicts.items():
+        words = []
+        for symmetry, verdict in row.items():
+            if verdict.verdict == "not found":
+                continue
+            factor = verdict.factor
+            text = verdict.verdict
+            strength = 0.35
+            if verdict.verdict == "changes":
+                text = f"× {plain(factor, 2)}" if factor is not None else "changes"
+                size = abs(math.log10(factor)) if factor else 1.0
+                strength = 0.3 + 0.6 * min(size / 4, 1.0)
+            elif verdict.verdict != "invariant":
+                strength = 0.2
+            values.append(
+                {
+                    "measure": titles[measure],
+                    "symmetry": SYMMETRY_WORDS.get(symmetry, symmetry),
+                    "verdict": verdict.verdict,
+                    "text": text + (" (!)" if verdict.contradiction else ""),
+                    "strength": strength,
+                    "declared": {True: "invariant", False: "changes", None: "nothing"}[verdict.declared],
+                }
+            )
+            words.append(f"{SYMMETRY_WORDS.get(symmetry, symmetry)} {text}")
+        said.append(f"{titles[measure]}: {', '.join(words) or 'nothing found to try'}")
+    rows = Rows(name, values)
+    verdicts = [verdict for verdict in COLOURS if any(value["verdict"] == verdict for value in values)]
+    symmetries = [w for w in SYMMETRY_WORDS.values() if any(value["symmetry"] == w for value in values)]
+    order = [titles[measure] for measure in audit.verdicts]
+
+    def draw(palette: Palette) -> Any:
+        alt = need("altair")
+        base = alt.Chart(alt.NamedData(rows.name)).encode(
+            x=alt.X(
+                "symmetry:N", sort=symmetries, title=None, axis=alt.Axis(orient="top", labelAngle=0, labelLimit=110)
+            ),
+            y=alt.Y("measure:N", sort=order, title=None),
+        )
+        colour = alt.Color(
+            "verdict:N",
+            scale=alt.Scale(domain=verdicts, range=[getattr(palette, COLOURS[verdict]) for verdict in verdicts]),
+            legend=alt.Legend(orient="bottom", columns=2),
+        )
+        squares = base.mark_rect(stroke=palette.grid).encode(
+            color=colour,
+            opacity=alt.Opacity("strength:Q", scale=None),
+            tooltip=[
+                alt.Tooltip("measure:N", title="measure"),
+                alt.Tooltip("symmetry:N", title="under"),
+                alt.Tooltip("text:N", title="measured"),
+                alt.Tooltip("declared:N", title="declared"),
+            ],
+        )
+        return alt.layer(squares, base.mark_text(fontSize=12, color=palette.ink).encode(text="text:N"))
+
+    return Figure(
+        name,
+        "What each change of the weights does to each measure",
+        draw,
+        [rows],
+        f"Verdicts from measuring. {'; '.join(said)}.",
+        height=84 + 34 * len(order),
+        caption="Factors are those of the usual strength, or of outputs scaled by 10.",
+    )

@@ -1,0 +1,76 @@
+"""Studies: the paper's claims with what was measured and the verdict, and the figures."""
+
+from __future__ import annotations
+
+import io
+
+from spiritlevel.page.content import Content
+from spiritlevel.page.parts import Cell, Command, Part, Picture, Row, Section, Table, Words
+from spiritlevel.studies import Record
+from spiritlevel.studies.documents import behind, measured
+
+KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
+
+
+def claims_table(records: tuple[Record, ...], name: str = "claims") -> Table:
+    """Return all claims; behind each is the rule that decided and, where it fails, why."""
+    from spiritlevel.page.parts import Explanation
+
+    rows = []
+    for record in records:
+        for each in record.judgements:
+            verdict = each.verdict if record.finished else f"not run: {record.study.unrun}"
+            more = [
+                Explanation("study", f"{record.study.name}: {record.study.title} ({record.study.paper})"),
+                Explanation("place", each.claim.place),
+                Explanation("rule", " and ".join(str(rule) for rule in each.claim.rules)),
+            ]
+            if each.remark:
+                more.append(Explanation("remark", each.remark))
+            rows.append(
+                Row(
+                    [
+                        Cell(each.claim.statement, small=f"{record.study.name}, {each.claim.place}"),
+                        Cell(each.claim.paper),
+                        Cell(measured(each)),
+                        Cell(verdict, kind=KINDS.get(each.verdict, "undecided") if record.finished else "missing"),
+                        Cell(f"{record.size}, {behind(each, record)}"),
+                    ],
+                    more=more,
+                )
+            )
+    return Table(name, ["claim", "the paper", "measured", "verdict", "size, runs"], rows, tools=len(rows) > 3)
+
+
+def section(content: Content) -> Section | None:
+    """Return the fold of the studies' figures, quantities and departures."""
+    parts: list[Part] = []
+    for record in content.studies:
+        parts.append(Words(f"{record.study.paper}. {_runs(record)}", strong=record.study.title + "."))
+        parts += pictures(record)
+        parts += [Words(line, strong="Departure from the paper:") for line in record.study.departures(record.size)]
+        rows = [
+            Row([Cell(name), Cell(str(quantity), value=quantity.value), Cell(f"{quantity.count} {quantity.unit}")])
+            for name, quantity in record.analysis.items()
+        ]
+        if rows:
+            parts.append(Table(f"quantities-{record.study.name}", ["quantity", "value", "behind it"], rows))
+        parts.append(Command(record.command))
+    return Section("studies", "Studies", f"{len(content.studies)} with figures", parts) if parts else None
+
+
+def pictures(record: Record) -> list[Picture]:
+    """Return the study's own figures, drawn from its runs."""
+    if not record.finished:
+        return []
+    drawn = []
+    for name, function in record.study.figures.items():
+        stream = io.BytesIO()
+        function(record.table).savefig(stream, format="png", dpi=110, metadata={"Software": None})
+        numbers = "; ".join(f"{key} = {quantity}" for key, quantity in list(record.analysis.items())[:8])
+        drawn.append(Picture(stream.getvalue(), f"{record.study.title}, figure {name}. {numbers}.", name))
+    return drawn
+
+
+def _runs(record: Record) -> str:
+    return f"Size {record.size}, {record.finished} of {record.planned} runs, {record.seconds:,.0f} s of computing."

@@ -1,0 +1,146 @@
+"""All measures: every value, and behind each row its meaning, formula, citation, settings and layers."""
+
+from __future__ import annotations
+
+from spiritlevel.measures.declaration import SYMMETRIES, Measure
+from spiritlevel.measures.registry import MEASURES
+from spiritlevel.page import cells
+from spiritlevel.page.content import Content
+from spiritlevel.page.parts import Cell, Explanation, Row, Section, Table
+from spiritlevel.results.numerals import MISSING
+
+SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
+
+
+def section(content: Content) -> Section | None:
+    """Return the fold of all measures of all networks."""
+    if not content.measures:
+        return None
+    over_samples = not content.several and any(e.stderr_data is not None for e in content.first.values())
+    columns = ["measure", *_value_columns(content), *(["over samples"] if over_samples else [])]
+    columns += [*_ratio_columns(content), "how"]
+    if content.comparison is not None:
+        columns += ["flatter", "does the ordering hold?"]
+    rows = [_row(content, name, over_samples) for name in content.measures]
+    count = len(rows)
+    table = Table(
+        "all-measures",
+        columns,
+        rows,
+        tools=True,
+        numeric=range(1, 1 + len(content.reports) + over_samples),
+        note="± after a value is one standard error of the computation; a value without one was not sampled."
+        + (" Over samples: one standard error from the samples being these and not others." if over_samples else ""),
+    )
+    fell_short = sum(not e.ok for report in content.reports.values() for e in report.values())
+    summary = f"{count} measure{'s' if count != 1 else ''}" + (f", {fell_short} fell short" if fell_short else "")
+    return Section("measures", "All measures", summary, [table])
+
+
+def _value_columns(content: Content) -> list[str]:
+    return list(content.reports) if content.several else ["value"]
+
+
+def _ratio_columns(content: Content) -> list[str]:
+    if content.comparison is None:
+        return []
+    first, *others = content.reports
+    return [f"{content.letters[other]} ÷ {content.letters[first]} (95%)" for other in others]
+
+
+def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
+    """Return the ratios, and who is flatter with whether that holds."""
+    if content.comparison is None:
+        return [], []
+    from spiritlevel.compared import ratio_words
+
+    row = content.comparison.rows.get(name)
+    first, *others = content.reports
+    if row is None:
+        return [Cell(MISSING) for _ in others], [Cell(MISSING), Cell("not in every report")]
+    contrasts = [row.between(first, other) for other in others]
+    ratios = [
+        Cell(ratio_words(c), value=c.ratio.value if c is not None and c.ratio is not None else None) for c in contrasts
+    ]
+    return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
+
+
+def _row(content: Content, name: str, over_samples: bool) -> Row:
+    estimates = [report.get(name) for report in content.reports.values()]
+    title = content.title(name)
+    held = next((e for e in estimates if e is not None), None)
+    ratios, ordering = _compared(content, name)
+    row = [
+        Cell(title, small=name),
+        *(cells.value(e) for e in estimates),
+        *([cells.over_samples(held)] if over_samples else []),
+        *ratios,
+        cells.how(held),
+        *ordering,
+    ]
+    return Row(row, more=explanations(content, name), below=_layers(content, name, over_samples))
+
+
+def explanations(content: Content, name: str) -> list[Explanation]:
+    """Return what is known of a measure: meaning, formula, source, what changes it, its settings."""
+    own = MEASURES.get(name)
+    found = []
+    if own is not None:
+        found.append(Explanation("meaning", own.meaning))
+        found.append(Explanation("formula", own.formula, formula=True))
+        found.append(Explanation("from", own.citation))
+        if own.sharper_when:
+            found.append(Explanation("reading", SHARPER[own.sharper_when]))
+        found.append(Explanation("declared", declared_words(own)))
+    else:
+        found.append(Explanation("declared", "a measure of your own; its declaration is not part of the report"))
+    for label, report in content.reports.items():
+        settings = report.settings.get(name)
+        if settings:
+            text = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+            found.append(Explanation("settings" + (f" ({label})" if content.several else ""), text))
+        estimate = report.get(name)
+        if estimate is not None and estimate.reason:
+            found.append(Explanation("remark" + (f" ({label})" if content.several else ""), estimate.reason))
+    return list(dict.fromkeys(found))
+
+
+WORDS = {
+    "layer_rescaling": "rescaling layers",
+    "neuron_rescaling": "rescaling neurons",
+    "output_scaling": "scaling the outputs",
+    "permutation": "reordering units",
+}
+
+
+def declared_words(own: Measure) -> str:
+    """Return what a measure declares about the symmetries, in words."""
+    kept = [WORDS[s] for s in SYMMETRIES if own.invariances[s] is True]
+    changed = [WORDS[s] for s in SYMMETRIES if own.invariances[s] is False]
+    parts = ([f"unchanged by {', '.join(kept)}"] if kept else []) + (
+        [f"changed by {', '.join(changed)}"] if changed else []
+    )
+    return "; ".join(parts) or "nothing about rescaling"
+
+
+def _layers(content: Content, name: str, over_samples: bool) -> list[list[Cell]]:
+    own = MEASURES.get(name)
+    quantities = own.layer_quantities if own is not None else (name,)
+    rows = []
+    blank = [Cell("") for _ in _ratio_columns(content)]
+    for quantity in quantities:
+        by_network = [report.per_layer.get(quantity, {}) for report in content.reports.values()]
+        for layer in dict.fromkeys(layer for found in by_network for layer in found):
+            estimates = [found.get(layer) for found in by_network]
+            held = next(e for e in estimates if e is not None)
+            rows.append(
+                [
+                    Cell(layer, small=quantity if len(quantities) > 1 or quantity != name else ""),
+                    *(cells.value(e) for e in estimates),
+                    *([cells.over_samples(held)] if over_samples else []),
+                    *blank,
+                    cells.how(held),
+                    *([Cell(""), Cell("")] if content.comparison is not None else []),
+                ]
+            )
+    return rows

@@ -1,0 +1,88 @@
+"""Sample by sample: the trace against the quantities that predict or bound it, with the extremes as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spiritlevel.page.content import Content
+from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
+from spiritlevel.page.parts import Cell, Part, Row, Rows, Section, Table, Words
+from spiritlevel.page.points import choose, short
+from spiritlevel.results import Report
+from spiritlevel.results.numerals import plain
+
+Y = "hessian_trace"
+AGAINST = ("aceht", "margin_bound", "output_margin", "softmax_margin", "softmax_impurity")
+MOST_NETWORKS = 4
+LISTED = 12
+
+
+def section(content: Content) -> Section | None:
+    """Return the fold of samples, for the networks that have a trace for each of them."""
+    parts: list[Part] = []
+    drawn = 0
+    for position, (label, report) in enumerate(content.reports.items()):
+        samples = {
+            name: report.per_sample[name].double().numpy() for name in (Y, *AGAINST) if name in report.per_sample
+        }
+        if Y not in samples or len(samples) < 2:
+            continue
+        drawn += 1
+        if drawn > MOST_NETWORKS:
+            continue
+        if content.several:
+            parts.append(Words("", strong=label))
+        parts += _parts(content, report, samples, "" if position == 0 else f"_{position + 1}")
+    if not parts:
+        return None
+    if drawn > MOST_NETWORKS:
+        parts.append(Words(f"The first {MOST_NETWORKS} networks of {drawn} are drawn."))
+    counted = len(content.first.per_sample.get(Y, ())) or 0
+    return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
+
+
+def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
+    right = right_of(report)
+    choice = choose(samples, right)
+    points: list[dict[str, Any]] = []
+    for index in choice.index:
+        group = ALL if right is None else RIGHT if right[index] else WRONG
+        points.append({"sample": int(index), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}})
+    rows_of_points = Rows(f"samples{suffix}", points)
+    titles = {name: content.title(name) for name in samples}
+    titles[Y] = "Hessian trace of a sample"
+    parts: list[Part] = [
+        scatter(samples, x, Y, titles, right, choice, rows_of_points, f"trace_against_{x}{suffix}")
+        for x in samples
+        if x != Y and np.isfinite(samples[x]).any()
+    ]
+    order = np.argsort(-np.where(np.isfinite(samples[Y]), samples[Y], -np.inf), kind="stable")[:LISTED]
+    rows = [
+        Row(
+            [
+                Cell(f"{int(i)}", value=int(i)),
+                *(Cell(plain(float(v[i]), 4), value=float(v[i])) for v in samples.values()),
+                Cell("" if right is None else "right" if right[i] else "wrong"),
+            ]
+        )
+        for i in order
+    ]
+    listed = Table(
+        f"largest-traces{suffix.replace('_', '-')}",
+        ["sample", *(titles[name] for name in samples), "classified"],
+        rows,
+        caption=f"The {len(rows)} samples with the largest trace, by their position in the data (from 0)",
+        numeric=range(len(samples) + 1),
+    )
+    return [*parts, listed]
+
+
+def right_of(report: Report) -> NDArray[np.bool_] | None:
+    """Return which samples are classified right, by the sign of their margin; None where margins were not measured."""
+    for name in ("output_margin", "softmax_margin"):
+        if name in report.per_sample:
+            return report.per_sample[name].double().numpy() > 0
+    return None

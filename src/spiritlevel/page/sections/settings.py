@@ -1,0 +1,84 @@
+"""What it takes to measure the same again: a command line to copy, and everything the numbers depend on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from spiritlevel.page.content import Content
+from spiritlevel.page.parts import Cell, Command, Part, Row, Section, Table, Words
+from spiritlevel.results.numerals import plain
+
+_SHOWN = (
+    "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
+    "gradient_noise", "at_minimum", "seed", "data_seed", "fingerprint", "mode", "dtype", "device", "parameters",
+    "exact_layers", "passes", "wall_time", "versions",
+)  # fmt: skip
+
+
+def section(content: Content) -> Section | None:
+    """Return the last fold: the command and the settings."""
+    parts: list[Part] = []
+    command = command_of(content)
+    if command:
+        parts.append(Command(command))
+    elif content.reports:
+        parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
+    if content.reports:
+        rows = [
+            Row([Cell(key.replace("_", " ")), *(Cell(_text(r.header.get(key))) for r in content.reports.values())])
+            for key in _SHOWN
+            if any(r.header.get(key) not in (None, "", [], {}) for r in content.reports.values())
+        ]
+        heads = list(content.reports) if content.several else ["value"]
+        parts.append(Table("settings-table", ["setting", *heads], rows))
+    if not parts:
+        return None
+    return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
+
+
+def command_of(content: Content) -> str:
+    """Return the command that measures the same again, where the reports came from the command line."""
+    if not content.reports:
+        return ""
+    request = content.first.header.get("request")
+    if not isinstance(request, Mapping) or not request.get("model"):
+        return ""
+    weights = [str(w) for report in content.reports.values() if (w := report.header.get("weights"))]
+    if content.audits:
+        verb = "audit"
+    elif content.spectra:
+        verb = "spectrum"
+    else:
+        verb = "compare" if content.comparison is not None else "measure"
+    words = ["spiritlevel", verb, str(request["model"]), *dict.fromkeys(weights), "--data", str(request.get("data"))]
+    for option in ("model_args", "data_args"):
+        for key, value in (request.get(option) or {}).items():
+            words += [f"--{option.replace('_', '-')}", f"{key}={value}"]
+    for option in ("data_root", "key", "loss", "samples", "seed", "batch_size", "device", "dtype", "mode", "tolerance"):
+        if request.get(option) is not None:
+            words += [f"--{option.replace('_', '-')}", str(request[option])]
+    for option in ("parameters", "measures"):
+        if request.get(option):
+            words += [f"--{option}", ",".join(map(str, request[option]))]
+    for name, own in (request.get("settings") or {}).items():
+        for key, value in own.items():
+            words += ["--set", f"{name}.{key}={value}"]
+    return shlex.join(words)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return plain(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)
