@@ -50,6 +50,7 @@ def compare(
     strengths: Strengths = ("usual",),
     search: bool = True,
     dtype: str | torch.dtype | None = "float64",
+    headers: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = False,
 ) -> Comparison:
     """Compare two or more networks: ``compare({"a": problem_a, "b": problem_b})``, or saved reports or their paths.
@@ -57,7 +58,7 @@ def compare(
     All must have been measured on the same samples with the same loss.  With networks at hand it is measured on
     rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling that reverses one is
     looked for; saved reports have only what the measures declare.  ``test`` is data on which loss and accuracy are
-    taken beside.
+    taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
     """
     given = _labelled(networks)
     if len(given) < 2:
@@ -71,12 +72,15 @@ def compare(
         reports = {label: item for label, item in given.items() if isinstance(item, Report)}
         return assemble(reports, _declared_for(reports), seed=seed)
     chosen = select(measures)
-    values = chosen_settings(chosen, settings or {})
+    chosen_settings(chosen, settings or {})  # refused before any work is done
+    values = _flat(settings or {})
     _check_same_data(problems)
     reports = {
         label: measure(problem, measures=chosen, settings=values, seed=seed, tolerance=tolerance, progress=progress)
         for label, problem in problems.items()
     }
+    for label, more in (headers or {}).items():
+        reports[label].header.update(more)
     return assemble(
         reports,
         {own.name: own for own in chosen},
@@ -124,6 +128,14 @@ def assemble(
     )
 
 
+def _flat(settings: Settings) -> dict[str, Any]:
+    """Return settings by "measure.option", whichever way they were written."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
 _NOT_COUNTED = ("no_direction", "not_comparable")
 
 
@@ -135,7 +147,7 @@ class Check:
         problems: Mapping[str, Problem],
         reports: Mapping[str, Report],
         chosen: list[Measure],
-        settings: dict[str, dict[str, Any]],
+        settings: dict[str, Any],
         strengths: Strengths,
         search: bool,
         dtype: str | torch.dtype | None,

@@ -44,9 +44,7 @@ class Reversal:
     before: float
     after: float
     other: float
-    factors: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # by name of the symmetry, one for all or one a neuron
+    factors: dict[str, list[float]] = field(default_factory=dict)  # by symmetry, one for all or one a neuron
     measurements: int = 0
 
     @property
@@ -238,7 +236,7 @@ _FORMS = {
 
 def form_of(own: Measure, settings: Settings, kind: str) -> str:
     """Return which function of the diagonal stands for a measure; one that only resembles it has "like" in its name."""
-    plain = all(settings.get(key, value) == value for key, value in own.settings.items())
+    plain = all(settings.get(f"{own.name}.{key}", value) == value for key, value in own.settings.items())
     like = "like_trace" if kind == "layers" else "like_kappa"
     return _FORMS.get(own.name, like) if own.builtin and plain else like
 
@@ -256,7 +254,7 @@ def find_reversal(
     """Return the smallest rescaling found, of either network, after which the measure orders them the other way.
 
     ``kinds`` says what may be rescaled: whole layers, one group at a time, or single neurons.  None where no factor up
-    to 1000 does it.
+    to 1000 does it.  ``settings`` go by "measure.option".
     """
     given = dict(settings or {})
     best: Reversal | None = None
@@ -289,7 +287,7 @@ class _Search:
         self.spent = 0
 
     def run(self, kind: str, best: Reversal | None) -> Reversal | None:
-        surrogate = Surrogate(self.side, form_of(self.own, self.settings.get(self.own.name, {}), kind))
+        surrogate = Surrogate(self.side, form_of(self.own, self.settings, kind))
         if kind == "layers":
             directions = list(self.side.layer_directions())
         else:

@@ -6,6 +6,10 @@ from typing import Annotated
 
 import typer
 
+from spiritlevel.cli.audit_command import audit_command
+from spiritlevel.cli.compare_command import compare_command
+from spiritlevel.cli.spectrum_command import spectrum_command
+
 app = typer.Typer(
     name="spiritlevel",
     help="Measure how flat a trained network's minimum is, how large its margins are, and which of those numbers "
@@ -135,6 +139,11 @@ def measure_command(
     from spiritlevel.cli.measuring_command import Outputs, run
 
     return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like))
+
+
+app.command("audit")(audit_command(measure_command))
+app.command("compare")(compare_command(measure_command))
+app.command("spectrum")(spectrum_command(measure_command))
 
 
 @app.command("report")

@@ -1,0 +1,104 @@
+"""``spiritlevel audit``: every measure before and after each symmetry of the network."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.errors import UsageError
+
+_OPTIONS = (
+    option(
+        "strengths", list[str] | None, None, typer.Option(help="mild, usual (factors 5 to 25), extreme; default all.")
+    ),
+    option(
+        "alphas",
+        str | None,
+        None,
+        typer.Option(help="Scales of the outputs for the sweep, as 0.1,1,10; none for none."),
+    ),
+)
+
+
+def audit_command(measure_command: Command) -> Command:
+    """Return the command, with the options of ``measure``."""
+    return with_options_of(measure_command, leave_out=("per_sample", "layers"), more=_OPTIONS)(run_audit)
+
+
+def run_audit(options: dict[str, Any]) -> int:
+    """Audit which numbers would change if the same network were written down at another scale."""
+    request = request_of(options)
+    if len(request.weights) > 1:
+        raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
+    from spiritlevel.auditing import ALPHAS, audit, chosen_strengths
+    from spiritlevel.cli import names
+    from spiritlevel.cli.measuring_command import _Subject as Subject
+    from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.values import split_list
+    from spiritlevel.planning import plan
+    from spiritlevel.results.records import strict_dumps
+    from spiritlevel.results.writing import check_writable
+
+    strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)
+    alphas = _alphas(options.get("alphas"), ALPHAS)
+    target = options.get("json")
+    if target is not None and target != "-":
+        check_writable(target, "--json")
+    assert request.model is not None
+    names.check_model_name(request.model)
+    subject = Subject(request)
+    weights = request.weights[0] if request.weights else None
+    problem = subject.problem(weights)
+    if options.get("dry_run"):
+        runs = 2 + 2 * len(strengths) + len(alphas)
+        print(plan(problem, list(request.measures), settings=request.flat_settings()))
+        print(f"This is for one measurement; an audit makes about {runs}, in float64.")
+        return DONE
+    quiet = bool(options.get("quiet"))
+    found = audit(
+        problem,
+        measures=list(request.measures),
+        strengths=strengths,
+        alphas=alphas,
+        settings=request.flat_settings(),
+        seed=request.seed or 0,
+        tolerance=request.tolerance,
+        progress=not quiet,
+    )
+    found.base.header.update(
+        model=subject.named.name,
+        weights=weights or subject.named.weights,
+        data=subject.named.data.name,
+        split=subject.named.data.split,
+        trained=subject.trained,
+        request=request.record(),
+    )
+    if target == "-":
+        sys.stdout.write(strict_dumps(found.record()))
+    else:
+        if target is not None:
+            found.save(target)
+        console().print(found.table())
+    for text in [*(found.base.header.get("notes") or []), *subject.notes]:
+        note(text, quiet)
+    for text in found.contradictions:
+        note(f"spiritlevel: CONTRADICTION: {text}")
+    if options.get("strict") and (found.contradictions or not found.base.ok):
+        note("spiritlevel: a measure is not ok or contradicts its declaration, and --strict was given")
+        return NOT_OK
+    return DONE
+
+
+def _alphas(text: str | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    if text is None:
+        return default
+    if text.strip().lower() == "none":
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise UsageError(f"--alphas {text!r} must be numbers separated by commas, or none") from error

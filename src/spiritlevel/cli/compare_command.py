@@ -1,0 +1,141 @@
+"""``spiritlevel compare``: several checkpoints of one network, or saved reports, side by side."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import typer
+
+from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.errors import UsageError
+
+_OPTIONS = (
+    option(
+        "model",
+        str | None,
+        None,
+        typer.Argument(
+            help="The network, as for measure, followed by two or more weights files; or saved reports alone."
+        ),
+    ),
+    option("weights", list[str] | None, None, typer.Argument(help="Weights files, or reports ending in .json.")),
+    option("test", str | None, None, typer.Option(help="Data for the test loss and accuracy, as for --data.")),
+    option(
+        "search", bool, True, typer.Option("--search/--no-search", help="Look for rescalings that reverse orderings.")
+    ),
+)
+# What only means something where networks are at hand.
+_NEED_NETWORKS = ("data", "test", "loss", "samples", "measures", "set_", "tolerance", "dtype", "mode", "parameters")
+
+
+def compare_command(measure_command: Command) -> Command:
+    """Return the command, with the options of ``measure``."""
+    return with_options_of(measure_command, leave_out=("per_sample", "layers"), more=_OPTIONS)(run_compare)
+
+
+def run_compare(options: dict[str, Any]) -> int:
+    """Compare networks on the same data: which is flatter by each measure, and would a rescaling say otherwise."""
+    from spiritlevel.results.writing import check_writable
+
+    target = options.get("json")
+    if target is not None and target != "-":
+        check_writable(target, "--json")
+    files = [options.get("model"), *(options.get("weights") or ())]
+    from_reports = all(isinstance(file, str) and file.lower().endswith(".json") for file in files)
+    if from_reports:
+        given = [name for name in _NEED_NETWORKS if options.get(name) not in (None, [], ())]
+        if given:
+            name = given[0].rstrip("_").replace("_", "-")
+            raise UsageError(f"--{name} needs the networks, and only saved reports were given; leave it out")
+    from spiritlevel.comparison import compare
+
+    if from_reports:
+        found = compare([str(file) for file in files])
+        notes: list[str] = []
+    else:
+        networks = _networks(options)
+        if networks is None:
+            return DONE
+        found, notes = networks
+    return _shown(found, notes, options)
+
+
+def _networks(options: dict[str, Any]) -> Any:
+    """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
+    from spiritlevel.cli import names
+    from spiritlevel.cli.measuring_command import _Subject as Subject
+    from spiritlevel.cli.measuring_command import _targets as labels_of
+    from spiritlevel.comparison import compare
+    from spiritlevel.equivalents import on_network
+    from spiritlevel.planning import plan
+
+    request = request_of(options)
+    if len(request.weights) < 2:
+        raise UsageError(
+            f"compare needs two or more weights files after MODEL, and {len(request.weights)} were given; or give "
+            "saved reports ending in .json"
+        )
+    labels = labels_of(request.weights)
+    assert request.model is not None
+    names.check_model_name(request.model)
+    subject = Subject(request)
+    problems, headers, notes = {}, {}, []
+    for label, path in zip(labels, request.weights):
+        problem = subject.problem(path)
+        # The next file is loaded into the same network, so this one is kept as a copy.
+        problems[label] = on_network(problem, copy.deepcopy(problem.model))
+        headers[label] = {
+            "model": subject.named.name,
+            "weights": path,
+            "data": subject.named.data.name,
+            "split": subject.named.data.split,
+            "trained": subject.trained,
+            "request": request.record(),
+        }
+        notes += subject.notes
+    if options.get("dry_run"):
+        print(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
+        print(f"This is for each of the {len(problems)} networks, and again for about four rescaled copies.")
+        return None
+    test = options.get("test")
+    if test is not None:
+        data = names.open_named_data(test, request.data_args, request.data_root)
+        test = names.build_named_model(request.model, request.model_args, data, request.seed or 0).data.content
+    found = compare(
+        problems,
+        list(request.measures),
+        test=test,
+        settings=request.flat_settings(),
+        seed=request.seed or 0,
+        tolerance=request.tolerance,
+        search=bool(options.get("search", True)),
+        headers=headers,
+        progress=not options.get("quiet"),
+    )
+    return found, notes
+
+
+def _shown(found: Any, notes: list[str], options: dict[str, Any]) -> int:
+    from spiritlevel.cli.screens import console, note
+    from spiritlevel.results.records import strict_dumps
+
+    target = options.get("json")
+    if target == "-":
+        sys.stdout.write(strict_dumps(found.record()))
+    else:
+        if target is not None:
+            found.save(target)
+        console().print(found.table())
+    quiet = bool(options.get("quiet"))
+    headers = [text for report in found.reports.values() for text in report.header.get("notes") or []]
+    for text in dict.fromkeys([*headers, *notes]):
+        note(text, quiet)
+    bad = [(label, name) for label, report in found.reports.items() for name, e in report.items() if not e.ok]
+    if options.get("strict") and bad:
+        label, name = bad[0]
+        note(f"spiritlevel: {name} of {label} is not ok, and --strict was given: {found.reports[label][name].reason}")
+        return NOT_OK
+    return DONE
