@@ -206,10 +206,10 @@ class Blocks:
         folds = self._fold_total(names, "trace")
         value, variance = float(folds.mean()), _fold_stderr(folds) ** 2
         if form is not None:
-            sampled = [form.sums[name] for name in names if name in form.sums]
-            value += sum(float(running.mean) for running in sampled)
-            # Parameters of a layer share their probes, so their errors may add up in full.
-            variance += sum(float(running.stderr) for running in sampled) ** 2
+            # A layer has its own error: its parameters share their probes, so theirs do not add up.
+            running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
+            value += float(running.mean)
+            variance += float(running.stderr) ** 2
         how, verified, status, reason = self._labels([layer], "entries")
         return Estimate(value, variance**0.5, None, how=how, verified=verified, status=status, reason=reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,10 @@ class Fallback:
     def _of_slice(self, content: Any, columns: Tensor) -> dict[str, Tensor]:
         if self.vectorised:
             try:
-                return self._vectorised(content, columns)
+                with warnings.catch_warnings():
+                    # torch warns where it would loop over the samples itself, one operation at a time.
+                    warnings.filterwarnings("error", message=".*batching rule")
+                    return self._vectorised(content, columns)
             except Exception:  # vmap raises whatever the operation it cannot map raises
                 self.vectorised = False
         return self._one_by_one(content, columns)

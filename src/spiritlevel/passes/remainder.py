@@ -74,6 +74,7 @@ class SampledForm:
 
     sums: dict[str, Running]  # parameter -> the form summed over the parameter (trace, sum over rows, ...)
     parts: dict[str, Running]  # parameter -> entry by entry, row by row or column by column
+    layers: dict[str, Running]  # layer -> summed over its parameters
     network: Running  # summed over all parameters
     probes: int = 0
     met: bool = True  # the tolerance was reached within the budget
@@ -103,23 +104,26 @@ def sample_remainder(
     form = SampledForm(
         sums={name: Running() for name in names},
         parts={name: Running() for name in names} if keep_parts else {},
+        layers={},
         network=Running(),
     )
     layers = _by_layer(problem, names)
+    form.layers.update((layer, Running()) for layer in layers)
     while form.probes < maximum:
         count = min(BLOCK, maximum - form.probes)
         vectors = probe_of(form.probes, count)
         by_hessian, by_ggn = sweep_products(problem, vectors, ggn=subtract_ggn, what=f"sampling the remainder ({kind})")
-        network = torch.zeros(count, dtype=torch.float64)
+        totals = {}
         for name, vector in vectors.items():
             product = by_hessian[name] - by_ggn[name] if subtract_ggn else by_hessian[name]
             parts = reduce(name, vector.double() * product)
-            total = parts.reshape(count, -1).sum(1).cpu()
-            form.sums[name].add(total)
-            network += total
+            totals[name] = parts.reshape(count, -1).sum(1).cpu()
+            form.sums[name].add(totals[name])
             if keep_parts:
                 form.parts[name].add(parts)
-        form.network.add(network)
+        for layer, own in layers.items():
+            form.layers[layer].add(torch.stack([totals[name] for name in own]).sum(0))
+        form.network.add(torch.stack(list(totals.values())).sum(0))
         form.probes += count
         if form.probes >= minimum and _settled(form, base, layers, tolerance):
             return form
@@ -127,12 +131,14 @@ def sample_remainder(
     return form
 
 
-def _by_layer(problem: Problem, names: list[str]) -> list[list[str]]:
-    groups = [[full for full in layer.parameters.values() if full in names] for layer in problem.layers.values()]
-    return [group for group in groups if group]
+def _by_layer(problem: Problem, names: list[str]) -> dict[str, list[str]]:
+    groups = {
+        name: [full for full in layer.parameters.values() if full in names] for name, layer in problem.layers.items()
+    }
+    return {name: group for name, group in groups.items() if group}
 
 
-def _settled(form: SampledForm, base: Mapping[str, Tensor], layers: list[list[str]], tolerance: float) -> bool:
+def _settled(form: SampledForm, base: Mapping[str, Tensor], layers: Mapping[str, list[str]], tolerance: float) -> bool:
     """Whether the sums are within tolerance by their standard errors (never by how little a running mean moved).
 
     A layer whose own sum is a small share of the network's is measured against that share instead: it would otherwise
@@ -141,11 +147,9 @@ def _settled(form: SampledForm, base: Mapping[str, Tensor], layers: list[list[st
     value = sum(float(part.sum()) for part in base.values()) + float(form.network.mean)
     if float(form.network.stderr) > tolerance * abs(value):
         return False
-    for group in layers:
-        own = sum(float(base[name].sum()) + float(form.sums[name].mean) for name in group)
-        # Parameters of one layer share their probes; adding their errors is on the safe side.
-        error = sum(float(form.sums[name].stderr) for name in group)
-        if error > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
+    for layer, group in layers.items():
+        own = sum(float(base[name].sum()) for name in group) + float(form.layers[layer].mean)
+        if float(form.layers[layer].stderr) > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
             return False
     errors = sum(float(running.stderr.square().sum()) for running in form.parts.values())
     squares = sum(float((base[name].to(r.mean) + r.mean).square().sum()) for name, r in form.parts.items())
