@@ -28,7 +28,7 @@ SMALLEST_STEP = 1 / 64
     title="Feature robustness: the worst mean rise of the loss when features φ move to φ + δAφ",
     formula=r"\max_{\|A\|_2\le 1}\ \mathrm{mean}\,[\ell(\psi(\phi+\delta A\phi),y)-\ell(\psi(\phi),y)]",
     citation="Petzka et al. 2019, appendices C.1 and D.1",
-    cost=Cost(gradient=60, forward=40, product=20),
+    cost=Cost(gradient=60, forward=41, column="outputs - 1", product=20),
     invariant=("layer_rescaling", "permutation"),
     not_invariant=("neuron_rescaling", "output_scaling"),
     wants=("transposed",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -127,7 +128,8 @@ def _largest(parts: dict[str, TensorEstimate]) -> Estimate:
     spent = next((part for part in parts.values() if part.status != "ok"), None)
     return Estimate(
         0.5 * float(halves[1][picks[0]] + halves[0][picks[1]]),
-        float(max(errors[pick] for pick in picks)),
+        # Each half alone has √2 times the error of all probes, and the two evaluations may share their luck.
+        math.sqrt(2) * float(max(errors[pick] for pick in picks)),
         how="lower_bound",
         status=spent.status if spent else "ok",
         reason=spent.reason if spent else "",
