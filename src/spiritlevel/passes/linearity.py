@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.recording import Recorder
@@ -38,7 +37,7 @@ class Linearity:
         for those called once it is enough to look from their output on.  All others (fallbacks, tied weights, modules
         called several times) are looked at in their parameters.
         """
-        generator = seeded_generator(self.problem.seed, batch.start)
+        generator = torch.Generator(outputs.device).manual_seed(batch.start)
         self._distrust_custom_functions(graph)
         if not outputs.requires_grad:
             return
@@ -66,8 +65,9 @@ class Linearity:
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    # Uniform draws: any continuous distribution serves, and normal ones would take a tenth of the whole sweep.
-    return torch.empty(like.shape, dtype=torch.float32).uniform_(-1, 1, generator=generator).to(like)
+    # Uniform and drawn in place: any continuous distribution serves, and normal draws, or draws made elsewhere, would
+    # take longer than the derivatives.
+    return torch.empty_like(like).uniform_(-1, 1, generator=generator)
 
 
 def _is_curved(scalar: Tensor, inputs: Sequence[Any], generator: torch.Generator) -> bool:
