@@ -42,7 +42,7 @@ def html(content: Content) -> str:
     """Return the page as the text of one HTML file."""
     check()
     page = page_of(content)
-    jinja2 = need("jinja2")
+    jinja2, markupsafe = need("jinja2"), need("markupsafe")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(embedding.asset),
         autoescape=True,
@@ -65,6 +65,7 @@ def html(content: Content) -> str:
         hashes=[embedding.hash_of(text) for text in scripts],
         data=embedding.as_safe_json(embedding.figure_data(page.figures.values())),
         mathml=formulas.as_mathml,
+        broken=lambda text: markupsafe.Markup("_<wbr>").join(text.split("_")),
         base64=lambda png: base64.b64encode(png).decode("ascii"),
         version=__version__,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spiritlevel.estimate import Estimate
 from spiritlevel.page.parts import Cell
-from spiritlevel.results.numerals import MISSING, how_text, plain, value_text
+from spiritlevel.results.numerals import MISSING, how_text, plain, residual_of, value_text
 
 _SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 
@@ -36,3 +38,17 @@ def how(estimate: Estimate | None) -> Cell:
     if estimate is None:
         return Cell("not measured")
     return Cell(how_text(estimate), small="" if estimate.ok else estimate.reason)
+
+
+def shared_how(estimates: Sequence[Estimate | None]) -> Cell:
+    """Return how several networks' values were obtained, with the largest of their residuals."""
+    present = [estimate for estimate in estimates if estimate is not None]
+    if len(present) == 1:
+        return how(present[0])
+    found = list(dict.fromkeys(how(estimate).text for estimate in estimates))
+    reasons = " ".join(dict.fromkeys(estimate.reason for estimate in present if not estimate.ok))
+    if len(found) == 1:
+        return Cell(found[0], small=reasons)
+    kinds = list(dict.fromkeys(text.partition(", residual")[0] for text in found))
+    residuals = [residual for estimate in present if (residual := residual_of(estimate)) is not None]
+    return Cell(" / ".join(kinds) + (f", residual ≤ {max(residuals):.1e}" if residuals else ""), small=reasons)

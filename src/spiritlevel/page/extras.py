@@ -10,6 +10,7 @@ from spiritlevel.errors import SpiritlevelError
 _PACKAGES = {
     "altair": "altair",
     "jinja2": "jinja2",
+    "markupsafe": "markupsafe",
     "vl_convert": "vl-convert-python",
     "latex2mathml.converter": "latex2mathml",
 }

@@ -59,7 +59,7 @@ def cost_words(reports: Iterable[Report]) -> str:
         seconds += report.header.get("wall_time") or 0.0
     if not passes and not seconds:
         return ""
-    return f"{passes:,.0f} passes over the data, {seconds:,.1f} s"
+    return f"{passes:,.0f} passes over the data" + (f", {seconds:,.1f} s" if seconds else "")
 
 
 def notes(content: Content) -> list[str]:

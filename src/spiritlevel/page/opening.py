@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spiritlevel.estimate import Estimate
 from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.page import cells, facts, sentences
 from spiritlevel.page.content import Content
@@ -10,7 +9,6 @@ from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratios
 from spiritlevel.page.parts import Cell, Figure, First, Row, Table
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins
-from spiritlevel.results.numerals import residual_of
 
 MOST_COLUMNS = 4
 
@@ -41,7 +39,7 @@ def _of_comparison(content: Content) -> First:
                 [
                     Cell(content.title(name), small=name),
                     *(cells.value(e) for e in estimates),
-                    _shared_how(estimates),
+                    cells.shared_how(estimates),
                     Cell(words),
                 ]
             )
@@ -67,15 +65,6 @@ def _of_comparison(content: Content) -> First:
         kind="comparison",
         joined=" against " if len(letters) == 2 else ", ",
     )
-
-
-def _shared_how(estimates: list[Estimate | None]) -> Cell:
-    found = list(dict.fromkeys(cells.how(e).text for e in estimates))
-    if len(found) == 1:
-        return Cell(found[0])
-    kinds = list(dict.fromkeys(text.partition(", residual")[0] for text in found))
-    residuals = [r for e in estimates if e is not None and (r := residual_of(e)) is not None]
-    return Cell(" / ".join(kinds) + (f", residual ≤ {max(residuals):.1e}" if residuals else ""))
 
 
 def _of_audit(content: Content) -> First:
@@ -232,10 +221,8 @@ def _several_table(content: Content) -> Table:
         rows = []
         for name in chosen(content):
             estimates = [report.get(name) for report in content.reports.values()]
-            held = next(e for e in estimates if e is not None)
-            rows.append(
-                Row([Cell(content.title(name), small=name), *(cells.value(e) for e in estimates), cells.how(held)])
-            )
+            shown = [Cell(content.title(name), small=name), *(cells.value(e) for e in estimates)]
+            rows.append(Row([*shown, cells.shared_how(estimates)]))
         return Table("first-table", ["measure", *labels, "how"], rows, numeric=range(1, len(labels) + 1))
     names = chosen(content)[:3]
     rows = [

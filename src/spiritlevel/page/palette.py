@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Palette:
         text = {"labelColor": self.ink, "titleColor": self.ink, "labelFontSize": 12, "titleFontSize": 12}
         return {
             "background": self.paper,
+            "lineBreak": "\n",
             "font": FONT,
             "aria": False,  # the figure's own description holds the numbers
             "view": {"stroke": None},
@@ -52,6 +54,11 @@ class Palette:
             "text": {"color": self.ink},
             "rule": {"color": self.muted},
         }
+
+
+def in_lines(text: str, width: int = 22) -> str:
+    """Return a label in lines of about so many letters, broken between words only."""
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)) or text
 
 
 LIGHT = Palette(

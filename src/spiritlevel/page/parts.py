@@ -33,7 +33,7 @@ class Figure:
     alt: str
     height: int = 260
     caption: str = ""
-    wide: bool = False
+    least_width: int = 0  # where there is less room, the figure scrolls
 
     def chart(self, palette: Palette, width: int = WIDTH, *, with_data: bool = True) -> Any:
         """Return the Altair chart of its full size in the colours of a palette."""
@@ -87,6 +87,11 @@ class Table:
     tools: bool = False  # sorting and filtering
     numeric: Sequence[int] = ()  # columns set flush right
     note: str = ""
+
+    @property
+    def cards(self) -> bool:
+        """Whether rows become cards where there is no room for columns."""
+        return self.tools or self.name == "first-table"
 
 
 @dataclass(frozen=True)

@@ -53,17 +53,18 @@ def choose(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, se
     rng = np.random.default_rng(seed)
     chosen = np.zeros(count, dtype=bool)
     wrong_all = np.flatnonzero(~right) if right is not None else np.empty(0, dtype=np.int64)
-    wrong = wrong_all if len(wrong_all) <= SHOWN // 2 else rng.choice(wrong_all, SHOWN // 2, replace=False)
-    chosen[wrong] = True
+    few = len(wrong_all) <= SHOWN // 2
+    first = wrong_all if few else rng.choice(wrong_all, SHOWN // 2, replace=False)
+    chosen[first] = True
     for values in quantities.values():
         order = np.argsort(values, kind="stable")
         order = order[np.isfinite(values[order])]
         chosen[order[:EXTREMES]] = True
         chosen[order[-EXTREMES:]] = True
-    extremes = int(chosen.sum()) - len(wrong)
+    extremes = int(chosen.sum()) - len(first)
     rest = rng.permutation(np.flatnonzero(~chosen))[: SHOWN - int(chosen.sum())]
     chosen[rest] = True
-    return Choice(np.flatnonzero(chosen), len(wrong), len(wrong_all), extremes, len(rest), count)
+    return Choice(np.flatnonzero(chosen), len(first), len(wrong_all), extremes, len(rest), count)
 
 
 @dataclass(frozen=True)

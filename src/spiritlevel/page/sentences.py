@@ -46,7 +46,7 @@ def of_several(content: Content, places: Mapping[str, float] | None, unit: str) 
     where = (
         f"From {labels[0]} to {labels[-1]}"
         if places is None
-        else (f"From {unit} {plain(places[labels[0]], 6)} to {plain(places[labels[-1]], 6)}")
+        else (f"From {unit} {places[labels[0]]:g} to {places[labels[-1]]:g}")
     )
     strong = f"{where}, {' and '.join(moved)}." if moved else f"{len(reports)} reports, with no measure in common."
     losses = f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}"
@@ -133,15 +133,17 @@ def of_spectrum(content: Content) -> Answer:
 
 def of_studies(content: Content) -> Answer:
     """Return the answer of studies: how many claims hold, at which size."""
-    judged = [each.verdict for record in content.studies if record.finished for each in record.judgements]
+    judged: list[str] = [each.verdict for record in content.studies if record.finished for each in record.judgements]
     unrun = sum(len(record.judgements) for record in content.studies if not record.finished)
     total = len(judged) + unrun
+    counts = {verdict: judged.count(verdict) for verdict in ("holds", "does not hold", "undecided")}
     words = [
-        f"{judged.count(verdict)} {said}"
-        for verdict, said in (("holds", "hold"), ("does not hold", "do not hold"), ("undecided", "are undecided"))
+        f"{counts['holds']} hold{'s' if counts['holds'] == 1 else ''}",
+        f"{counts['does not hold']} {'does' if counts['does not hold'] == 1 else 'do'} not hold",
+        f"{counts['undecided']} {'is' if counts['undecided'] == 1 else 'are'} undecided",
     ]
     if unrun:
-        words.append(f"{unrun} were not run")
+        words.append(f"{unrun} {'was' if unrun == 1 else 'were'} not run")
     sizes = ", ".join(dict.fromkeys(record.size for record in content.studies))
     finished, planned = (sum(getattr(r, part) for r in content.studies) for part in ("finished", "planned"))
     strong = f"Of {total} claim{'s' if total != 1 else ''}, {', '.join(words)}."

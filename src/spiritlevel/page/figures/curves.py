@@ -85,6 +85,8 @@ def relative_curves(
     if not rows:
         return None
     titles = list(dict.fromkeys(row["measure"] for row in rows))
+    heights = [row["relative"] for row in rows]
+    domain = [min(heights) / 1.15, max(heights) * 1.15]
     against = "its first value" if base is None else f"its value at {base:g}"
 
     def draw(palette: Palette) -> Any:
@@ -94,14 +96,14 @@ def relative_curves(
             x=alt.X("place:Q", title=unit, scale=places, axis=alt.Axis(tickCount=6, format="~g")),
             y=alt.Y(
                 "relative:Q",
-                scale=alt.Scale(type="log"),
+                scale=alt.Scale(type="log", domain=domain, nice=False),
                 title=f"value ÷ {against}",
-                axis=alt.Axis(tickCount=5, format="~g"),
+                axis=alt.Axis(tickCount=5, format="~g" if domain[1] / domain[0] < 1e4 else ".0e"),
             ),
             color=alt.Color(
                 "measure:N",
                 scale=alt.Scale(domain=titles, range=[palette.series[i % 6] for i in range(len(titles))]),
-                legend=alt.Legend(columns=1, symbolType="circle"),
+                legend=alt.Legend(columns=1, symbolType="stroke", symbolSize=500),
             ),
             tooltip=[
                 alt.Tooltip("measure:N", title="measure"),
@@ -110,9 +112,8 @@ def relative_curves(
                 alt.Tooltip("relative:Q", title=f"÷ {against}", format=".4~g"),
             ],
         )
-        dashes = alt.StrokeDash(
-            "measure:N", legend=None, scale=alt.Scale(domain=titles, range=[DASHES[i % 6] for i in range(len(titles))])
-        )
+        patterns = [DASHES[(i + i // 6) % 6] for i in range(len(titles))]
+        dashes = alt.StrokeDash("measure:N", scale=alt.Scale(domain=titles, range=patterns))
         return alt.layer(
             drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes), drawn.mark_point(filled=True, size=30)
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 POINTS = 601
 FLOOR = 1e-8  # of the peak: what is below is not drawn
 SMALLEST_WEIGHT = 1e-12
+FARTHEST = 8.0
 
 
 def marked_places(spectrum: Spectrum, learning_rate: float | None) -> list[dict[str, Any]]:
@@ -33,7 +34,8 @@ def marked_places(spectrum: Spectrum, learning_rate: float | None) -> list[dict[
             "rule": "ends",
         },
     ]
-    if learning_rate:
+    # A line far beyond the spectrum would squeeze it flat; the caption says where it lies.
+    if learning_rate and 2 / learning_rate <= FARTHEST * max(spectrum.eigenvalue_max.value, 0):
         places.append(
             {
                 "place": 2 / learning_rate,
@@ -94,7 +96,7 @@ def density(spectrum: Spectrum, learning_rate: float | None, name: str) -> Figur
         f"Smoothed density of the eigenvalues on a logarithmic axis; {said}.",
         height=300,
         caption=f"Smoothed with a kernel of width {band.kernel_width:.2g}; the band is two standard errors over "
-        f"{len(spectrum.nodes)} probes.",
+        f"{len(spectrum.nodes)} probes." + (f" 2/lr = {2 / learning_rate:.4g}." if learning_rate else ""),
     )
 
 

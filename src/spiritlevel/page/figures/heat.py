@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spiritlevel.audits import SYMMETRY_WORDS
 from spiritlevel.page.extras import need
-from spiritlevel.page.palette import Palette
+from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.results.numerals import plain
 
@@ -26,18 +26,18 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
             if verdict.verdict == "not found":
                 continue
             factor = verdict.factor
-            text = verdict.verdict
+            text: str = verdict.verdict
             strength = 0.35
             if verdict.verdict == "changes":
-                text = f"× {plain(factor, 2)}" if factor is not None else "changes"
+                text = f"× {_size(factor)}" if factor is not None else "changes"
                 size = abs(math.log10(factor)) if factor else 1.0
                 strength = 0.3 + 0.6 * min(size / 4, 1.0)
             elif verdict.verdict != "invariant":
                 strength = 0.2
             values.append(
                 {
-                    "measure": titles[measure],
-                    "symmetry": SYMMETRY_WORDS.get(symmetry, symmetry),
+                    "measure": in_lines(titles[measure]),
+                    "symmetry": in_lines(SYMMETRY_WORDS.get(symmetry, symmetry), 10),
                     "verdict": verdict.verdict,
                     "text": text + (" (!)" if verdict.contradiction else ""),
                     "strength": strength,
@@ -48,14 +48,18 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
         said.append(f"{titles[measure]}: {', '.join(words) or 'nothing found to try'}")
     rows = Rows(name, values)
     verdicts = [verdict for verdict in COLOURS if any(value["verdict"] == verdict for value in values)]
-    symmetries = [w for w in SYMMETRY_WORDS.values() if any(value["symmetry"] == w for value in values)]
-    order = [titles[measure] for measure in audit.verdicts]
+    symmetries = list(dict.fromkeys(in_lines(w, 10) for w in SYMMETRY_WORDS.values()))
+    symmetries = [w for w in symmetries if any(value["symmetry"] == w for value in values)]
+    order = [in_lines(titles[measure]) for measure in audit.verdicts]
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         base = alt.Chart(alt.NamedData(rows.name)).encode(
             x=alt.X(
-                "symmetry:N", sort=symmetries, title=None, axis=alt.Axis(orient="top", labelAngle=0, labelLimit=110)
+                "symmetry:N",
+                sort=symmetries,
+                title=None,
+                axis=alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False),
             ),
             y=alt.Y("measure:N", sort=order, title=None),
         )
@@ -82,6 +86,11 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
         draw,
         [rows],
         f"Verdicts from measuring. {'; '.join(said)}.",
-        height=84 + 34 * len(order),
+        height=96 + 36 * len(order),
+        least_width=460,
         caption="Factors are those of the usual strength, or of outputs scaled by 10.",
     )
+
+
+def _size(factor: float) -> str:
+    return plain(factor, 2) if 1e-3 < factor < 1e5 else f"{factor:.0e}"

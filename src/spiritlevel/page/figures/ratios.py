@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.page.extras import need
-from spiritlevel.page.palette import Palette
+from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 
@@ -22,11 +22,15 @@ MARKS = {
     "not_tried": ("no rescaling to try", "grey", "triangle-down"),
 }
 
+_FINE = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5)
+_COARSE = tuple(lead * 10.0**power for power in range(-9, 10) for lead in (1, 2, 5))
+
 
 def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], name: str = "ratios") -> Figure | None:
     """Return the figure of the ratios of all networks to the first, right of 1 where the other is sharper."""
     first, *others = comparison.labels
-    values, said, turned = [], [], []
+    values: list[dict[str, Any]] = []
+    said, turned = [], []
     for measure in names:
         row = comparison.rows[measure]
         if row.holding.kind not in MARKS:
@@ -44,7 +48,7 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
             words = MARKS[kind][0]
             values.append(
                 {
-                    "measure": row.title,
+                    "measure": in_lines(row.title),
                     "network": f"{letters[other]} ÷ {letters[first]}",
                     "ratio": short(middle),
                     "low": short(low),
@@ -62,7 +66,7 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
     lowest, highest = min(v["low"] for v in values), max(v["high"] for v in values)
     domain = [min(0.8, lowest / 1.08), max(1.25, highest * 1.08)]
     several = len(others) > 1
-    ticks = [t for t in _TICKS if domain[0] <= t <= domain[1]]
+    ticks = [t for t in (_FINE if domain[1] / domain[0] < 6 else _COARSE) if domain[0] <= t <= domain[1]]
     title = (
         f"{letters[others[0]]} ÷ {letters[first]} (right of 1: {letters[others[0]]} sharper)"
         if not several
@@ -112,10 +116,3 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
         height=62 + len(order) * (30 if not several else 14 + 13 * len(others)) + 20 * len(kinds),
         caption=caption,
     )
-
-
-_TICKS = tuple(
-    m * 10.0**e
-    for e in range(-9, 10)
-    for m in (1, 2, 5)
-)  # fmt: skip

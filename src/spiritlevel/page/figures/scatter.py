@@ -69,8 +69,12 @@ def scatter(
             .encode(
                 x=alt.X(f"{x}:Q"),
                 y=alt.Y(f"{y}:Q"),
-                color=alt.Color("group:N", scale=colours),
-                shape=alt.Shape("group:N", scale=alt.Scale(domain=domain, range=["circle", "diamond"][: len(domain)])),
+                color=alt.Color("group:N", scale=colours, legend=None if len(domain) == 1 else alt.Legend(title=None)),
+                shape=alt.Shape(
+                    "group:N",
+                    scale=alt.Scale(domain=domain, range=["circle", "diamond"][: len(domain)]),
+                    legend=None if len(domain) == 1 else alt.Legend(title=None),
+                ),
                 tooltip=[
                     alt.Tooltip("sample:Q", title="sample", format="d"),
                     *(alt.Tooltip(f"{q}:Q", title=titles[q], format=".4~g") for q in samples),
@@ -79,11 +83,12 @@ def scatter(
             )
         )
         drawn = [shaded, dots]
-        if lines.values:
+        for group, dash in zip(domain, ([1, 0], [6, 3])):
             drawn.append(
                 alt.Chart(alt.NamedData(lines.name))
-                .mark_line(strokeWidth=2)
-                .encode(x="x:Q", y="y:Q", color="group:N", strokeDash=_dashes(alt, domain), order="order:O")
+                .mark_line(strokeWidth=2, strokeDash=dash)
+                .encode(x="x:Q", y="y:Q", color=alt.Color("group:N", scale=colours), order="order:O")
+                .transform_filter(alt.datum.group == group)
             )
         return alt.layer(*drawn)
 
@@ -107,7 +112,3 @@ def _scale(alt: Any, axis: Axis) -> Any:
     if axis.log:
         return alt.Scale(type="log", domain=[axis.low, axis.high], nice=False)
     return alt.Scale(zero=False, nice=False)
-
-
-def _dashes(alt: Any, domain: list[str]) -> Any:
-    return alt.StrokeDash("group:N", scale=alt.Scale(domain=domain, range=[[1, 0], [6, 3]][: len(domain)]), legend=None)

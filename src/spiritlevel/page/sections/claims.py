@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from spiritlevel.page.content import Content
-from spiritlevel.page.parts import Cell, Command, Part, Picture, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, Command, Explanation, Part, Picture, Row, Section, Table, Words
 from spiritlevel.studies import Record
 from spiritlevel.studies.documents import behind, measured
 
@@ -14,8 +14,6 @@ KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
 
 def claims_table(records: tuple[Record, ...], name: str = "claims") -> Table:
     """Return all claims; behind each is the rule that decided and, where it fails, why."""
-    from spiritlevel.page.parts import Explanation
-
     rows = []
     for record in records:
         for each in record.judgements:
@@ -56,7 +54,9 @@ def section(content: Content) -> Section | None:
         if rows:
             parts.append(Table(f"quantities-{record.study.name}", ["quantity", "value", "behind it"], rows))
         parts.append(Command(record.command))
-    return Section("studies", "Studies", f"{len(content.studies)} with figures", parts) if parts else None
+    count = len(content.studies)
+    summary = f"{count} stud{'y' if count == 1 else 'ies'}: figures, quantities, departures from the paper"
+    return Section("studies", "Studies", summary, parts, opened=content.kind == "study") if parts else None
 
 
 def pictures(record: Record) -> list[Picture]:

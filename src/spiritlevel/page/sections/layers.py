@@ -5,7 +5,7 @@ from __future__ import annotations
 from spiritlevel.page import cells
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.shares import layer_shares
-from spiritlevel.page.parts import Cell, Part, Row, Section, Table
+from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table
 
 INVARIANT = ("normalized_sharpness", "rho_sum", "rho", "fisher_rao_diagonal")
 TRACE = "hessian_trace"
@@ -41,7 +41,7 @@ def section(content: Content) -> Section | None:
     return Section("layers", "Layers", f"{count} layers", parts)
 
 
-def shares_figure(content: Content, label: str, name: str = "layer_shares") -> object | None:
+def shares_figure(content: Content, label: str, name: str = "layer_shares") -> Figure | None:
     """Return the figure of the layers' share of the trace beside an invariant share."""
     report = content.reports[label]
     invariant = next((quantity for quantity in INVARIANT if quantity in report.per_layer), None)

@@ -14,7 +14,7 @@ SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": "
 
 def section(content: Content) -> Section | None:
     """Return the fold of all measures of all networks."""
-    if not content.measures:
+    if not content.measures or content.kind == "spectrum":
         return None
     over_samples = not content.several and any(e.stderr_data is not None for e in content.first.values())
     columns = ["measure", *_value_columns(content), *(["over samples"] if over_samples else [])]
@@ -75,7 +75,7 @@ def _row(content: Content, name: str, over_samples: bool) -> Row:
         *(cells.value(e) for e in estimates),
         *([cells.over_samples(held)] if over_samples else []),
         *ratios,
-        cells.how(held),
+        cells.shared_how(estimates),
         *ordering,
     ]
     return Row(row, more=explanations(content, name), below=_layers(content, name, over_samples))
@@ -139,7 +139,7 @@ def _layers(content: Content, name: str, over_samples: bool) -> list[list[Cell]]
                     *(cells.value(e) for e in estimates),
                     *([cells.over_samples(held)] if over_samples else []),
                     *blank,
-                    cells.how(held),
+                    cells.shared_how(estimates),
                     *([Cell(""), Cell("")] if content.comparison is not None else []),
                 ]
             )

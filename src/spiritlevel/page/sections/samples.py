@@ -24,6 +24,7 @@ def section(content: Content) -> Section | None:
     """Return the fold of samples, for the networks that have a trace for each of them."""
     parts: list[Part] = []
     drawn = 0
+    shown = _shown(content)
     for position, (label, report) in enumerate(content.reports.items()):
         samples = {
             name: report.per_sample[name].double().numpy() for name in (Y, *AGAINST) if name in report.per_sample
@@ -31,17 +32,25 @@ def section(content: Content) -> Section | None:
         if Y not in samples or len(samples) < 2:
             continue
         drawn += 1
-        if drawn > MOST_NETWORKS:
+        if label not in shown:
             continue
         if content.several:
             parts.append(Words("", strong=label))
         parts += _parts(content, report, samples, "" if position == 0 else f"_{position + 1}")
     if not parts:
         return None
-    if drawn > MOST_NETWORKS:
-        parts.append(Words(f"The first {MOST_NETWORKS} networks of {drawn} are drawn."))
+    if drawn > len(shown):
+        parts.append(Words(f"{len(shown)} networks of {drawn} are drawn: {', '.join(shown)}."))
     counted = len(content.first.per_sample.get(Y, ())) or 0
     return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
+
+
+def _shown(content: Content) -> list[str]:
+    """Return the networks that are drawn: a few, or of a training its first and its last."""
+    labels = list(content.reports)
+    if content.kind == "reports" and len(labels) > 2:
+        return [labels[0], labels[-1]]
+    return labels[:MOST_NETWORKS]
 
 
 def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
@@ -51,6 +60,7 @@ def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float
     for index in choice.index:
         group = ALL if right is None else RIGHT if right[index] else WRONG
         points.append({"sample": int(index), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}})
+    points.sort(key=lambda point: point["group"] == WRONG)  # drawn last, on top of the others
     rows_of_points = Rows(f"samples{suffix}", points)
     titles = {name: content.title(name) for name in samples}
     titles[Y] = "Hessian trace of a sample"
