@@ -111,17 +111,13 @@ def eigenvalues(
         finally:
             matrix.release()
     path = matrix.path
-    met = pairs.status == "ok"
-    reason = (
-        path.caveat
-        if met
-        else f"the largest residual is {float(pairs.residuals.max()):.2g} after {pairs.sweeps} sweeps"
-    )
+    shortfall = f"the largest residual is {float(pairs.residuals.max()):.2g} after {pairs.sweeps} sweeps"
+    status, reason = path.verdict(pairs.status == "ok", shortfall)
     return Eigenvalues(
         values=pairs.values,
         vectors=pairs.vectors,
         residuals=pairs.residuals,
-        status="ok" if met and path.converged else "budget_spent",
+        status=status,
         reason=reason,
         sweeps=pairs.sweeps,
         products=pairs.products,
@@ -365,14 +361,13 @@ class _Run:
             error = math.hypot(error, self.control[1])
         path = self.matrix.path
         met = self.tolerance is None or error <= self.tolerance * abs(draws.mean)
-        reason = path.caveat
-        if not met:
-            reason = f"the standard error is above {self.tolerance:.2g} of the {what} after {draws.count} probes"
+        shortfall = f"the standard error is above {self.tolerance} of the {what} after {draws.count} probes"
+        status, reason = path.verdict(met, shortfall)
         return Estimate(
             draws.mean,
             error,
             how="estimated",
-            status="ok" if met and path.converged else "budget_spent",
+            status=status,
             reason=reason,
             samples=self.problem.survey.count,
             passes=float(draws.count * self.plan.steps),
@@ -398,13 +393,14 @@ class _Run:
                 if pairs.status == "ok":
                     allowed = max(allowed, residual)
         path = self.matrix.path
-        met = residual <= allowed
+        shortfall = f"the residual is still {residual:.2g} after {passes:.0f} sweeps"
+        status, reason = path.verdict(residual <= allowed, shortfall)
         return Estimate(
             value,
             interval=(value - residual, value + residual),
             how="estimated",
-            status="ok" if met and path.converged else "budget_spent",
-            reason=path.caveat if met else f"the residual is still {residual:.2g} after {passes:.0f} sweeps",
+            status=status,
+            reason=reason,
             samples=self.problem.survey.count,
             passes=passes,
             details={"residual": residual, "certifies": CERTIFIES, "path": path.label},

@@ -57,13 +57,15 @@ def ggn_trace(blocks: Blocks) -> Estimate:
 
 def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    met, path = pairs.status == "ok", path_of(problem)
+    path = path_of(problem)
+    shortfall = f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps"
+    status, reason = path.verdict(pairs.status == "ok", shortfall)
     return Estimate(
         value,
         interval=(value - residual, value + residual),
         how="estimated",
-        status="ok" if met and path.converged else "budget_spent",
-        reason=path.caveat if met else f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps",
+        status=status,
+        reason=reason,
         samples=problem.survey.count,
         passes=float(pairs.products),
         details={"residual": residual, "products": pairs.products, "path": path.label},

@@ -114,14 +114,16 @@ class ForwardOverReverse:
         def outputs(point: dict[str, Tensor]) -> Tensor:
             return self.problem.outputs(self.batch.content, point)
 
+        # Where nothing requires a gradient torch takes fused paths that have no forward derivative.
+        point = {name: tensor.clone().requires_grad_() for name, tensor in self.point.items()}
         forward = torch.stack(
             [
-                torch.func.jvp(outputs, (self.point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1]
+                torch.func.jvp(outputs, (point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1].detach()
                 for k in range(len(blocks[0]))
             ]
         )
         curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
-        pull = torch.func.vjp(outputs, self.point)[1]
+        pull = torch.func.vjp(outputs, point)[1]
         rows = [pull(column)[0] for column in curved]
         return [torch.stack([row[name] for row in rows]) for name in self.names]
 

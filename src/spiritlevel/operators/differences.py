@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spiritlevel.operators.batch_products import RetainedGraph
 from spiritlevel.operators.differentiation import Parts
-from spiritlevel.operators.trust import Path
+from spiritlevel.operators.trust import Path, padding_rows
 from spiritlevel.problem import Batch, Problem
 
 # Radii tried, relative to the length of the parameters; too large sees higher derivatives, too small only rounding.
@@ -29,7 +29,7 @@ class Differences(RetainedGraph):
 
     def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], path: Path) -> None:
         super().__init__(problem, batch, names)
-        self.names, self.path = list(names), path
+        self.names, self.path, self.padding = list(names), path, padding_rows(problem)
         if path.radius is None:
             path.radius = self._chosen_radius()
 
@@ -90,10 +90,14 @@ class Differences(RetainedGraph):
 
     def _moved(self, names: Sequence[str], vector: list[Tensor], step: float) -> dict[str, Tensor]:
         """Return the parameters moved along a vector, the others as they are."""
-        return {
-            name: (self.problem.chosen_parameters[name].detach() + step * part).requires_grad_()
-            for name, part in zip(names, vector)
-        }
+        moved = {}
+        for name, part in zip(names, vector):
+            tensor = self.problem.chosen_parameters[name].detach()
+            leaf = tensor + step * part
+            if name in self.padding:
+                leaf[self.padding[name]] = tensor[self.padding[name]]
+            moved[name] = leaf.requires_grad_()
+        return moved
 
     def _chosen_radius(self) -> float:
         """Return the radius at which one more halving changes the product of a generic vector least."""

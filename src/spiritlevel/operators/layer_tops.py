@@ -47,12 +47,13 @@ def _dense(problem: Problem, full: str) -> Estimate:
     radius = float((matrix - matrix.T).norm()) + 8 * torch.finfo(tensor.dtype).eps * float(values.abs().max())
     top = float(values[-1])
     path = path_of(problem)
+    status, reason = path.verdict()
     return Estimate(
         top,
         interval=(top - radius, top + radius),
         how="estimated" if path.differences else "exact",
-        status="ok" if path.converged else "budget_spent",
-        reason=path.caveat,
+        status=status,
+        reason=reason,
         samples=problem.survey.count,
         details={"path": path.label},
     )
@@ -87,13 +88,14 @@ def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: 
         value, radius = float(run.ritz_values[column, -1]), float(run.residual_bounds[column, -1])
         met = radius <= tolerance * float(run.ritz_values[column].abs().max())
         path = path_of(problem)
+        status, reason = path.verdict(met, f"the residual is {radius:.2g} after {run.steps} Lanczos steps")
         found[layer] = Estimate(
             value,
             interval=(value - radius, value + radius),
             how="estimated",
             stderr=0.0,
-            status="ok" if met and path.converged else "budget_spent",
-            reason=path.caveat if met else f"the residual is {radius:.2g} after {run.steps} Lanczos steps",
+            status=status,
+            reason=reason,
             samples=problem.survey.count,
             passes=float(run.steps),
             details={"residual": radius, "path": path.label},

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from spiritlevel.data import Content, map_tensors, slice_batch
 from spiritlevel.errors import SpiritlevelError
+from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
 from spiritlevel.problem import Batch, Problem
@@ -78,15 +79,15 @@ class Path:
         tail = "" if self.converged else f", not converged (two steps disagree by {self.disagreement:.0%})"
         return f"finite differences of {of}{where}{tail}"
 
-    @property
-    def caveat(self) -> str:
-        """What a reader of a number must know, or nothing."""
-        if self.converged:
-            return ""
-        return (
-            f"{self.label}: the value depends on the radius; use float64, or replace the operation without a second "
-            "derivative"
-        )
+    def verdict(self, met: bool = True, shortfall: str = "") -> tuple[Status, str]:
+        """Return the status and the reason of a number made of these products; ``shortfall`` says what was not met."""
+        reasons = [] if met else [shortfall]
+        if not self.converged:
+            reasons.append(
+                f"{self.label}: the value depends on the radius; use float64, or replace the operation without a "
+                "second derivative"
+            )
+        return "budget_spent" if reasons else "ok", "; ".join(reasons)
 
 
 _paths: WeakKeyDictionary[Problem, Path | SpiritlevelError] = WeakKeyDictionary()
@@ -110,6 +111,18 @@ def require_double_backward(problem: Problem, what: str) -> None:
     path = path_of(problem)
     if path.differences:
         raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
+
+
+def padding_rows(problem: Problem) -> dict[str, int]:
+    """Return the rows of embeddings that do not move: torch sets their gradient to zero by definition."""
+    found = {}
+    for name, module in problem.model.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and weight in problem.chosen_parameters:
+            row = module.padding_idx
+            if row is not None:
+                found[weight] = int(row)
+    return found
 
 
 def _checked_path(problem: Problem) -> Path:
@@ -154,15 +167,8 @@ class _Check:
             self.scales[name] = scale
             self.point[name] = self._cast(tensor.detach()) + 0.1 * scale * self._normal(tensor, generator)
             self.direction[name] = scale * self._normal(tensor, generator)
-        self._hold_padding()
-
-    def _hold_padding(self) -> None:
-        """Do not move the rows of embeddings whose gradient torch sets to zero by their definition."""
-        for name, module in self.problem.model.named_modules():
-            row = getattr(module, "padding_idx", None)
-            weight = f"{name}.weight" if name else "weight"
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and row is not None and weight in self.direction:
-                self.direction[weight][row] = 0.0
+        for name, row in padding_rows(problem).items():
+            self.direction[name][row] = 0.0
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
