@@ -198,7 +198,7 @@ def read_plain(path: Path) -> dict[str, Tensor]:
 def test_prefixes_come_off_repeatedly(tmp_path: Path, net: Net, prefixes: tuple[str, ...]) -> None:
     torch.save({"".join(prefixes) + name: t for name, t in net.state_dict().items()}, tmp_path / "w.pt")
     assert_loads(tmp_path / "w.pt", net, prefixes=prefixes)
-    wrapped: Any = torch.compile(nn.DataParallel(Net(seed=1)))
+    wrapped: Any = torch.compile(nn.DataParallel(Net(seed=1)).cpu())
     assert load_weights(wrapped, tmp_path / "w.pt").prefixes == prefixes
     assert_same(wrapped._orig_mod.module, net.state_dict())
 

@@ -51,7 +51,7 @@ def test_wrappers_are_looked_through() -> None:
     plain = small()
     expected = trace(plain)
     compiled = torch.compile(plain, backend="eager")
-    for wrapped in (nn.DataParallel(plain), compiled, nn.DataParallel(compiled)):
+    for wrapped in (nn.DataParallel(plain).cpu(), compiled, nn.DataParallel(compiled).cpu()):
         assert unwrap(wrapped) is plain
         problem = Problem(wrapped, data())
         assert problem.parameters == [name for name, _ in plain.named_parameters()]

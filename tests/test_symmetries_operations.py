@@ -363,7 +363,7 @@ def test_the_other_way_of_tracing_finds_the_same(monkeypatch: pytest.MonkeyPatch
 
 def test_wrapped_networks_are_looked_through() -> None:
     net, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double(), vectors()
-    for wrapped in (torch.compile(net), nn.DataParallel(net)):
+    for wrapped in (torch.compile(net), nn.DataParallel(net).cpu()):
         assert symmetries.find(wrapped, x).free_factors("neurons") == 6
         changed = symmetries.rescale_neurons(wrapped, x, seed=0, low=0.1, high=10.0)
         torch.testing.assert_close(changed(x), net(x), rtol=1e-10, atol=1e-12)

@@ -25,6 +25,11 @@ _AS_SCALES = (
     "_unsafe_view", "contiguous", "clone", "alias", "detach", "to", "_to_copy", "dropout", "feature_dropout",
     "lift_fresh_copy", "constant_pad_nd", "pad", "zeros", "zeros_like", "_assert_tensor_metadata",
 )  # fmt: skip
+# Not every release of torch tags all of these as working entry by entry.
+_ACTIVATIONS = frozenset(
+    ("relu", "leaky_relu", "relu6", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid",
+     "log_sigmoid", "hardswish", "hardtanh", "hardsigmoid", "softplus", "softsign", "threshold")
+)  # fmt: skip
 _POOLING = [name for name in RULES if "pool" in name or "upsample" in name]
 UNIT_RULES: dict[str, Rule] = {name: RULES[name] for name in (*_AS_SCALES, *_POOLING)}
 rule = registering(UNIT_RULES)
@@ -38,7 +43,8 @@ class UnitWalk(Walk):
 
     def rule_for(self, name: str, node: torch.fx.Node) -> Rule | None:
         """Whatever works entry by entry follows one rule."""
-        if name not in self.rules and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if name not in self.rules and (tagged or name.removesuffix("_") in _ACTIVATIONS):
             return pointwise
         return self.rules.get(name)
 
