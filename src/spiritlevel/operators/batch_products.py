@@ -6,7 +6,8 @@ the parts of all batches add up to the product itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -114,17 +115,16 @@ class ForwardOverReverse:
         def outputs(point: dict[str, Tensor]) -> Tensor:
             return self.problem.outputs(self.batch.content, point)
 
-        # Where nothing requires a gradient torch takes fused paths that have no forward derivative.
-        point = {name: tensor.clone().requires_grad_() for name, tensor in self.point.items()}
-        forward = torch.stack(
-            [
-                torch.func.jvp(outputs, (point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1].detach()
-                for k in range(len(blocks[0]))
-            ]
-        )
-        curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
-        pull = torch.func.vjp(outputs, point)[1]
-        rows = [pull(column)[0] for column in curved]
+        with _without_fused_attention():
+            forward = torch.stack(
+                [
+                    torch.func.jvp(outputs, (self.point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1]
+                    for k in range(len(blocks[0]))
+                ]
+            )
+            curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
+            pull = torch.func.vjp(outputs, self.point)[1]
+            rows = [pull(column)[0] for column in curved]
         return [torch.stack([row[name] for row in rows]) for name in self.names]
 
     def own_block(self, position: int, vector: Tensor) -> Tensor:
@@ -132,6 +132,17 @@ class ForwardOverReverse:
         name = self.names[position]
         point = {name: self.point[name]}
         return self._product(self.problem, point, {name: vector}, self.batch.content, self.shares)[name]
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Switch off the fused attention layer, which torch takes where nothing requires a gradient: it has no derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def hessian_by_forward(
