@@ -39,10 +39,10 @@ class Within:
 
     def __str__(self) -> str:
         if self.at_most == math.inf:
-            return f"{self.quantity} ≥ {self.at_least:g}"
+            return f"{self.quantity} ≥ {self.at_least:.10g}"
         if self.at_least == -math.inf:
-            return f"{self.quantity} ≤ {self.at_most:g}"
-        return f"{self.at_least:g} ≤ {self.quantity} ≤ {self.at_most:g}"
+            return f"{self.quantity} ≤ {self.at_most:.10g}"
+        return f"{self.at_least:.10g} ≤ {self.quantity} ≤ {self.at_most:.10g}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def judge(claim: Claim, analysis: Analysis) -> Judgement:
         verdict = "undecided"
     measured = {name: analysis[name] for name in claim.quantities if name in analysis}
     remark = ""
-    if claim.otherwise and verdict in ("does not hold", "undecided"):
+    if claim.otherwise and verdict == "does not hold":
         remark = claim.otherwise.format_map(_Shown(analysis))
     return Judgement(claim, verdict, measured, remark)
 

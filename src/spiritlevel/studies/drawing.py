@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def label(axis: Any, x: str, y: str, title: str = "") -> None:
     axis.set_title(title, fontsize=8)
 
 
-def scatter(axis: Any, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+def scatter(axis: Any, groups: Mapping[str, tuple[Any, Any]]) -> None:
     """Draw named clouds of points."""
     for colour, (name, (x, y)) in zip(COLOURS, groups.items()):
         axis.scatter(x, y, s=7, alpha=0.6, color=colour, label=name, linewidths=0)
@@ -40,7 +40,7 @@ def scatter(axis: Any, groups: Mapping[str, tuple[Sequence[float], Sequence[floa
         axis.legend(fontsize=6, frameon=False)
 
 
-def lines(axis: Any, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], marker: str = "o") -> None:
+def lines(axis: Any, groups: Mapping[str, tuple[Any, Any]], marker: str = "o") -> None:
     """Draw named lines."""
     for colour, (name, (x, y)) in zip(COLOURS * 4, groups.items()):
         axis.plot(x, y, marker=marker, markersize=2.5, linewidth=1, color=colour, label=name)

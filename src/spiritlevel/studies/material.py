@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ def test_data(settings: Settings, place: Place) -> LabelledData:
 
 def network(settings: Settings, data: LabelledData, place: Place) -> nn.Module:
     """Return the run's network at its seed, for the shape of the data, on the place's device."""
-    args = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.get("args", {}).items()}
+    args: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.get("args", {}).items()
+    }
     model = build(
         settings["net"], channels=data.channels, size=data.size, classes=data.classes, seed=settings["seed"], **args
     )
@@ -110,7 +112,7 @@ def sample_indices(count: int, wanted: int, seed: int) -> torch.Tensor:
     return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
-def crossed(**axes: Sequence[Any]) -> list[dict[str, Any]]:
+def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:
     """Return every combination of the axes, the last one running fastest."""
     combined: list[dict[str, Any]] = [{}]
     for name, values in axes.items():
@@ -118,6 +120,6 @@ def crossed(**axes: Sequence[Any]) -> list[dict[str, Any]]:
     return combined
 
 
-def with_common(runs: Sequence[Mapping[str, Any]], **common: Any) -> list[dict[str, Any]]:
+def with_common(runs: Sequence[Settings], **common: Any) -> list[Settings]:
     """Return the runs with settings that they all share."""
     return [{**common, **run} for run in runs]

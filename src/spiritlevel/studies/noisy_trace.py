@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -49,5 +49,32 @@ def affine_draw(inputs: Tensor, probabilities: Tensor) -> Draw:
             p = probabilities[part].double()
             forms.append((p * moved.square()).sum(1) - (p * moved).sum(1).square())
         return torch.cat(forms)
+
+    return draw
+
+
+def trained_draw(model: nn.Module, inputs: Tensor, labels: Tensor) -> Draw:
+    """Return vᵀHv of each sample's own cross-entropy for any network, by a forward derivative of its gradient."""
+    from torch.func import functional_call, grad, jvp, vmap
+
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    first = next(iter(parameters.values()))
+    inputs, labels = inputs.to(first), labels.to(first.device)
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(model, values, (x[None],))
+        return torch.nn.functional.cross_entropy(outputs, y[None])
+
+    def form(direction: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        product: dict[str, Tensor] = jvp(lambda values: grad(loss)(values, x, y), (parameters,), (direction,))[1]
+        return torch.stack([(direction[name] * product[name]).sum() for name in direction]).sum()
+
+    def draw(which: Tensor, generator: torch.Generator) -> Tensor:
+        signs = {
+            name: torch.randint(2, (len(which), *tensor.shape), generator=generator).mul_(2).sub_(1).to(first)
+            for name, tensor in parameters.items()
+        }
+        chosen = which.to(first.device)
+        return vmap(form)(signs, inputs[chosen], labels[chosen]).detach().cpu()
 
     return draw

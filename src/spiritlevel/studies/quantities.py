@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-Numbers = Sequence[float] | NDArray[np.float64]
+Numbers = Sequence[float] | NDArray[np.float64] | Tensor
 
 
 @dataclass(frozen=True)

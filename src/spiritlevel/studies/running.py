@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import time
@@ -141,7 +142,7 @@ def _on_ray(work: Sequence[Work], address: str | None) -> Iterator[Done]:
         raise SpiritlevelError("The engine ray is not installed: pip install 'spiritlevel[ray]'.") from error
     ours = not ray.is_initialized()
     if ours:
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     on_gpu = work[0].place.device.startswith("cuda")
     remote = ray.remote(compute).options(num_cpus=1, num_gpus=1 if on_gpu else 0)
     try:

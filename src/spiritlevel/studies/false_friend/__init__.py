@@ -1,3 +1,12 @@
-"""Studies."""
+"""Studies of Granziol 2021: flatness is a false friend."""
 
-STUDIES = ()
+from spiritlevel.studies.false_friend import adaptive, batch_norm, stability, theorem, toys, weight_decay
+
+STUDIES = (
+    *weight_decay.STUDIES,
+    *adaptive.STUDIES,
+    batch_norm.STUDY,
+    stability.STUDY,
+    theorem.STUDY,
+    *toys.STUDIES,
+)

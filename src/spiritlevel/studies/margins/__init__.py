@@ -1,5 +1,13 @@
 """Studies of Lengyel et al. 2021: flat minima and large margins."""
 
-from spiritlevel.studies.margins import affine
+from spiritlevel.studies.margins import affine, batch, cost, outliers, over_training, scaling
 
-STUDIES = (affine.FIG1, affine.FIG2)
+STUDIES = (
+    affine.FIG1,
+    affine.FIG2,
+    *over_training.STUDIES,
+    batch.STUDY,
+    scaling.STUDY,
+    cost.STUDY,
+    outliers.STUDY,
+)

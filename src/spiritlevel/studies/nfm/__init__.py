@@ -1,3 +1,5 @@
-"""Studies."""
+"""Studies of Tsuzuku et al. 2019: normalised flat minima."""
 
-STUDIES = ()
+from spiritlevel.studies.nfm import example, invariance, random_labels
+
+STUDIES = (*random_labels.STUDIES, invariance.STUDY, example.STUDY)

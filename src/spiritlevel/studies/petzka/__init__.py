@@ -1,3 +1,5 @@
-"""Studies."""
+"""Studies of Petzka et al. 2019: flatness that reparameterisation does not change."""
 
-STUDIES = ()
+from spiritlevel.studies.petzka import cifar, mnist, reparameterised, robustness
+
+STUDIES = (cifar.STUDY, reparameterised.STUDY, mnist.STUDY, robustness.STUDY)
