@@ -136,7 +136,7 @@ class ForwardOverReverse:
 
 @contextlib.contextmanager
 def _without_fused_attention() -> Iterator[None]:
-    """Switch off the fused attention layer, which torch takes where nothing requires a gradient: it has no derivative."""
+    """Switch off the fused attention layer, which torch takes where nothing requires a gradient."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
