@@ -26,8 +26,9 @@ from spiritlevel.problem import Problem
 from spiritlevel.symmetries.search import groups
 
 LARGEST_FACTOR = 1000.0
-PRECISION = 0.01  # of the factor, relative
-MOST_MEASUREMENTS = 24
+PRECISION = 0.02  # of the factor, relative, where the diagonal alone does not say it
+MOST_MEASUREMENTS = 24  # of one network and one kind of rescaling
+MOST_PROBES, PROBE_FACTOR = 12, 1.5  # directions measured once to see where they lead, and how far
 TURNS = 4  # times the signs of the neurons' factors are chosen anew at the factor reached
 
 Array = NDArray[np.float64]
@@ -52,7 +53,8 @@ class Reversal:
         """The rescaling in words."""
         size = f"×{self.factor:.3g}" if self.factor >= 1.01 else f"×{self.factor:.4f}"
         if self.kind == "layers":
-            return f"a {size} rescaling of {'/'.join(self.layers)} reverses it"
+            shown = [*self.layers[:2], f"… ({len(self.layers)} layers)"] if len(self.layers) > 4 else self.layers
+            return f"a {size} rescaling of {'/'.join(shown)} reverses it"
         return f"rescaling neurons by at most {size} reverses it"
 
 
@@ -297,9 +299,11 @@ class _Search:
             key=lambda pair: pair[0] if pair[0] is not None else math.inf,
         )
         self.spent = 0
+        if not surrogate.exact:
+            proposals = self._probed(directions, [i for _, i in proposals[:MOST_PROBES]])
         for size, i in proposals:
             limit = math.log(best.factor) if best is not None else math.log(LARGEST_FACTOR)
-            if surrogate.exact and (size is None or size >= limit):
+            if size is None or (surrogate.exact and size >= limit) or self.spent >= MOST_MEASUREMENTS:
                 continue
             reached = self._confirmed(directions[i], size, limit, surrogate.exact, first=best is None)
             if reached is not None:
@@ -317,6 +321,25 @@ class _Search:
                 )
         return best
 
+    def _probed(self, directions: list[Direction], chosen: list[int]) -> list[tuple[float | None, int]]:
+        """Measure each direction once and return those that lead the right way, with the size where they would cross.
+
+        The logarithm of the value is taken to go on as it began.
+        """
+        step = math.log(PROBE_FACTOR)
+        found: list[tuple[float | None, int]] = []
+        gap = self.other.value - self.value.value
+        for i in chosen:
+            after = self._measured(directions[i], step)
+            moved = 0.0 if after is None else after.value - self.value.value
+            if moved * gap <= 0 or after is None:
+                continue
+            share = gap / moved
+            if min(self.value.value, self.other.value, after.value) > 0:
+                share = math.log(self.other.value / self.value.value) / math.log(after.value / self.value.value)
+            found.append((step * share, i))
+        return sorted(found, key=lambda pair: pair[0] or 0.0)
+
     def _neuron_directions(self, surrogate: Surrogate) -> list[Direction]:
         """Choose every neuron's sign by the slope, and again at the size reached.
 
@@ -327,9 +350,14 @@ class _Search:
         exponents: Mapping[str, Array] = {}
         size = 0.0
         found: list[Direction] = []
+        tried: list[dict[int, float]] = []
         for _ in range(TURNS):
             pulled = self.side.pulled_back(surrogate.slopes(exponents, size))
-            direction = self.side.neuron_direction({each: sign * float(np.sign(v)) for each, v in pulled.items()})
+            signs = {each: sign * float(np.sign(v)) for each, v in pulled.items()}
+            if signs in tried:
+                break
+            tried.append(signs)
+            direction = self.side.neuron_direction(signs)
             found.append(direction)
             crossing = self._crossing(surrogate.along(direction))
             exponents, size = direction.exponents, (math.log(4.0) if crossing is None else crossing)
@@ -367,10 +395,11 @@ class _Search:
                     if after is not None:
                         return size + step, after
             return None
-        low, high = 0.0, limit * (1 - PRECISION) if not first else min(size or math.log(2.0), limit)
+        low = 0.0
+        high = min(1.02 * (size or math.log(2.0)), limit) if first else (1 - PRECISION) * limit
         after = self._flipped(direction, high)
-        while after is None and first and high < limit:
-            low, high = high, min(1.5 * high, limit)
+        while after is None and first and high < limit and self.spent < MOST_MEASUREMENTS:
+            low, high = high, min(1.3 * high, limit)
             after = self._flipped(direction, high)
         if after is None:
             return None
@@ -384,7 +413,16 @@ class _Search:
         return high, after
 
     def _flipped(self, direction: Direction, t: float) -> float | None:
-        """Measure the rescaled network and return its value where it lies clearly beyond the other's."""
+        """Return the rescaled network's value where it lies clearly beyond the other's."""
+        after = self._measured(direction, t)
+        if after is None:
+            return None
+        gap = after.value - self.other.value
+        clear = abs(gap) > uncertainty(after, self.other)
+        return after.value if clear and (gap > 0) == self.rising else None
+
+    def _measured(self, direction: Direction, t: float) -> Estimate | None:
+        """Measure the rescaled network, None where it cannot be."""
         self.spent += 1
         try:
             problem = direction.apply(t)
@@ -398,8 +436,4 @@ class _Search:
             tolerance=self.tolerance,
         )
         after = report[self.own.name]
-        if after.status not in ("ok", "budget_spent"):
-            return None
-        gap = after.value - self.other.value
-        clear = abs(gap) > uncertainty(after, self.other)
-        return after.value if clear and (gap > 0) == self.rising else None
+        return after if after.status in ("ok", "budget_spent") else None
