@@ -227,6 +227,18 @@ class Audit:
                     table.add_row(layer, words[quantity], *(plain(value, 4) for value in values))
         return table
 
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the audit as one self-contained page."""
+        from spiritlevel import page
+
+        page.write(page.of_audit(self), path)
+
+    def figure(self, name: str = "audit") -> Any:
+        """Return one of the page's figures as an Altair chart: the heat map "audit", "output_scaling" and others."""
+        from spiritlevel import page
+
+        return page.figure(page.of_audit(self), name)
+
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:

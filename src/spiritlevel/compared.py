@@ -171,7 +171,7 @@ class Comparison:
         lines = ["± is one standard error of the computation; intervals are 95%."]
         contrasts = [contrast for row in self.rows.values() for contrast in row.contrasts]
         without = [row.title for row in self.rows.values() if any(c.over_samples == "none" for c in row.contrasts)]
-        if any(contrast.over_samples == "paired" for contrast in contrasts):
+        if any(contrast.over_samples in ("paired", "grouped") for contrast in contrasts):
             lines[0] = "± is one standard error of the computation; intervals are 95%, over the same samples for both."
         if without:
             shown = ", ".join(without[:6]) + (f" and {len(without) - 6} more" if len(without) > 6 else "")
@@ -186,6 +186,18 @@ class Comparison:
                 f"Changed by scaling the outputs, which keeps every predicted class: {', '.join(by_scale[:6])}."
             )
         return lines
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison as one self-contained page."""
+        from spiritlevel import page
+
+        page.write(page.of_comparison(self), path)
+
+    def figure(self, name: str = "ratios") -> Any:
+        """Return one of the page's figures as an Altair chart; a wrong name lists them all."""
+        from spiritlevel import page
+
+        return page.figure(page.of_comparison(self), name)
 
     # --- for other programs ----------------------------------------------------------------------------------------
 

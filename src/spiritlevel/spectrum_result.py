@@ -216,6 +216,12 @@ class Spectrum:
 
         write_figure(self, path)
 
+    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
+        """Write the spectrum as one self-contained page; ``learning_rate`` draws the line 2/lr."""
+        from spiritlevel import page
+
+        page.write(page.of_spectrum(self, learning_rate), path)
+
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {

@@ -9,6 +9,7 @@ import typer
 from spiritlevel.cli.audit_command import audit_command
 from spiritlevel.cli.compare_command import compare_command
 from spiritlevel.cli.spectrum_command import spectrum_command
+from spiritlevel.cli.study_command import study
 
 app = typer.Typer(
     name="spiritlevel",
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(study, name="study")
 
 DATA_HELP = (
     "digits, mnist, mnist:test (train unless said), cifar10, ..., FILE.npz with x and y, or package.module:name / "
@@ -99,6 +101,10 @@ def measure_command(
             "the name holds {name}."
         ),
     ] = None,
+    html: Annotated[str | None, typer.Option(help="Write one self-contained page to this file.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", "--lr", help="Of the training, for the line 2/lr on the page.")
+    ] = None,
     per_sample: Annotated[str | None, typer.Option(help="Write one number a sample to this .npz or .csv file.")] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with these options; the command line wins.")] = None,
     like: Annotated[str | None, typer.Option(help="Measure as in this earlier report.")] = None,
@@ -138,7 +144,7 @@ def measure_command(
     checked = requests.check(asked)
     from spiritlevel.cli.measuring_command import Outputs, run
 
-    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like))
+    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate))
 
 
 app.command("audit")(audit_command(measure_command))
@@ -148,14 +154,21 @@ app.command("spectrum")(spectrum_command(measure_command))
 
 @app.command("report")
 def report_command(
-    files: Annotated[list[str], typer.Argument(help="Reports saved with --json.")],
+    files: Annotated[list[str], typer.Argument(help="Files saved with --json.")],
     layers: Annotated[bool, typer.Option("--layers", help="Also show every layer.")] = False,
     csv: Annotated[str | None, typer.Option(help="Write one long table of all reports to this file.")] = None,
+    html: Annotated[str | None, typer.Option(help="Write one self-contained page to this file.")] = None,
+    figures: Annotated[
+        str | None, typer.Option(help="Write the page's figures as PNG, SVG and PDF into this folder.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", "--lr", help="Of the training, for the line 2/lr on the page.")
+    ] = None,
 ) -> int:
-    """Show saved reports again; nothing is recomputed."""
+    """Show saved reports, comparisons, audits and spectra again; nothing is recomputed."""
     from spiritlevel.cli.reporting import show_reports
 
-    return show_reports(files, layers=layers, csv_file=csv)
+    return show_reports(files, layers=layers, csv_file=csv, html=html, figures=figures, learning_rate=learning_rate)
 
 
 @app.command("list")

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -48,6 +49,7 @@ def run_audit(options: dict[str, Any]) -> int:
     target = options.get("json")
     if target is not None and target != "-":
         check_writable(target, "--json")
+    check_page(options.get("html"), options.get("learning_rate"))
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
@@ -77,6 +79,8 @@ def run_audit(options: dict[str, Any]) -> int:
         trained=subject.trained,
         request=request.record(),
     )
+    if options.get("html") is not None:
+        found.html(options["html"])
     if target == "-":
         sys.stdout.write(strict_dumps(found.record()))
     else:

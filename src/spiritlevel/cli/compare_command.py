@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -22,6 +23,9 @@ _OPTIONS = (
         ),
     ),
     option("weights", list[str] | None, None, typer.Argument(help="Weights files, or reports ending in .json.")),
+    option(
+        "groups", int, 10, typer.Option(help="Parts of the data measured apart for errors over samples; 0 for none.")
+    ),
     option("test", str | None, None, typer.Option(help="Data for the test loss and accuracy, as for --data.")),
     option(
         "search", bool, True, typer.Option("--search/--no-search", help="Look for rescalings that reverse orderings.")
@@ -43,6 +47,7 @@ def run_compare(options: dict[str, Any]) -> int:
     target = options.get("json")
     if target is not None and target != "-":
         check_writable(target, "--json")
+    check_page(options.get("html"), options.get("learning_rate"))
     files = [options.get("model"), *(options.get("weights") or ())]
     from_reports = all(isinstance(file, str) and file.lower().endswith(".json") for file in files)
     if from_reports:
@@ -60,6 +65,10 @@ def run_compare(options: dict[str, Any]) -> int:
         if networks is None:
             return DONE
         found, notes = networks
+    for report in found.reports.values() if options.get("learning_rate") is not None else ():
+        report.header["learning_rate"] = options["learning_rate"]
+    if options.get("html") is not None:
+        found.html(options["html"])
     return _shown(found, notes, options)
 
 
@@ -98,7 +107,9 @@ def _networks(options: dict[str, Any]) -> Any:
         notes += subject.notes
     if options.get("dry_run"):
         print(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
-        print(f"This is for each of the {len(problems)} networks, and again for about four rescaled copies.")
+        print(
+            f"This is for each of the {len(problems)} networks, and again for about five: parts of the data and rescaled copies."
+        )
         return None
     test = options.get("test")
     if test is not None:
@@ -111,6 +122,7 @@ def _networks(options: dict[str, Any]) -> Any:
         settings=request.flat_settings(),
         seed=request.seed or 0,
         tolerance=request.tolerance,
+        groups=int(options.get("groups", 10)),
         search=bool(options.get("search", True)),
         headers=headers,
         progress=not options.get("quiet"),

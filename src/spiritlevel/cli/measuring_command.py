@@ -15,6 +15,7 @@ import torch
 from spiritlevel.checkpoints import load_weights
 from spiritlevel.cli import names
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.screens import console, note
 from spiritlevel.errors import SpiritlevelError, UsageError
@@ -40,6 +41,8 @@ class Outputs:
     strict: bool = False
     dry_run: bool = False
     like: str | None = None  # an earlier report, whose data should be the same
+    html: str | None = None
+    learning_rate: float | None = None
 
 
 def run(request: Request, outputs: Outputs) -> int:
@@ -91,6 +94,8 @@ def _verdict(reports: dict[str, Report], strict: bool) -> int:
 
 
 def _deliver(reports: dict[str, Report], request: Request, outputs: Outputs) -> None:
+    for report in reports.values() if outputs.learning_rate is not None else ():
+        report.header["learning_rate"] = outputs.learning_rate
     _save_json(reports, outputs, one=len(request.weights) <= 1)
     if outputs.json != "-":
         _show(reports, request, outputs)
@@ -98,6 +103,10 @@ def _deliver(reports: dict[str, Report], request: Request, outputs: Outputs) -> 
     if outputs.per_sample is not None:
         for label, report in reports.items():
             save_samples(report, _file_for(outputs.per_sample, label))
+    if outputs.html is not None:
+        from spiritlevel import page
+
+        page.write(page.of_reports(reports), outputs.html)
 
 
 class _Subject:
@@ -189,6 +198,7 @@ def _file_for(pattern: str, label: str) -> Path:
 
 
 def _check_outputs(outputs: Outputs, targets: list[str]) -> None:
+    check_page(outputs.html, outputs.learning_rate)
     for option, pattern in (("--json", outputs.json), ("--per-sample", outputs.per_sample)):
         if pattern is None or pattern == "-":
             if pattern == "-" and option == "--per-sample":

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from typing import Any
 
+from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.screens import console, note
-from spiritlevel.results import Report, frames, load_reports
+from spiritlevel.errors import UsageError
+from spiritlevel.results import Report, frames
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.results.writing import check_writable, replacing
 
 
-def show_reports(files: Sequence[str], *, layers: bool, csv_file: str | None) -> int:
-    """Print one report in full, or several as one table; write all of them as rows where asked for."""
+def show_reports(
+    files: Sequence[str],
+    *,
+    layers: bool,
+    csv_file: str | None,
+    html: str | None = None,
+    figures: str | None = None,
+    learning_rate: float | None = None,
+) -> int:
+    """Print what the files hold, several reports as one table; write rows, the page and its figures where asked for."""
+    from spiritlevel.page import loading
+
     if csv_file is not None:
         check_writable(csv_file, "--csv")
-    found = [(file, report) for file in files for report in load_reports(file)]
+    check_page(html, learning_rate)
+    results = [(file, result) for file in files for result in loading.load(file)]
+    if html is not None or figures is not None:
+        _write_page([result for _, result in results], html, figures, learning_rate)
+    found = [(file, result) for file, result in results if isinstance(result, Report)]
+    for _, other in results:
+        if not isinstance(other, Report):
+            console().print(other.table())
+    if not found:
+        if csv_file is not None:
+            raise UsageError("--csv writes rows of reports, and none of these files is one; leave it out")
+        return 0
     if csv_file is not None:
         _write_rows(found, csv_file, layers)
     screen = console()
@@ -32,6 +56,18 @@ def show_reports(files: Sequence[str], *, layers: bool, csv_file: str | None) ->
     for text in dict.fromkeys(line for report in labelled.values() for line in report.header.get("notes") or ()):
         note(text)
     return 0
+
+
+def _write_page(results: Sequence[Any], html: str | None, figures: str | None, learning_rate: float | None) -> None:
+    from spiritlevel import page
+    from spiritlevel.page import loading
+
+    content = loading.together(results, learning_rate)
+    if html is not None:
+        page.write(content, html)
+    if figures is not None:
+        for file in page.save_figures(content, figures):
+            note(file)
 
 
 def _labels(found: Sequence[tuple[str, Report]]) -> list[str]:

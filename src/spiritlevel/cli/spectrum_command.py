@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -58,6 +59,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
     if figure is not None:
         check_writable(figure, "--figure")
         check_figure(figure)
+    check_page(options.get("html"), options.get("learning_rate"))
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
@@ -88,8 +90,12 @@ def run_spectrum(options: dict[str, Any]) -> int:
         notes=[*(found.header.get("notes") or []), *subject.notes],
         request=request.record(),
     )
+    if options.get("learning_rate") is not None:
+        found.header["learning_rate"] = options["learning_rate"]
     if figure is not None:
         found.figure(figure)
+    if options.get("html") is not None:
+        found.html(options["html"])
     if target == "-":
         if not subject.trained:
             note(UNTRAINED, quiet)

@@ -67,12 +67,25 @@ def run(
 
 
 @study.command("show")
-def show(names: Names = None, all_studies: All = False, size: SizeOption = "smoke", out: Out = DEFAULT_OUT) -> None:
+def show(
+    names: Names = None,
+    all_studies: All = False,
+    size: SizeOption = "smoke",
+    out: Out = DEFAULT_OUT,
+    html: Annotated[str | None, typer.Option("--html", help="Write one self-contained page to this file.")] = None,
+) -> None:
     """Print the claims of studies as the finished runs decide them; nothing is computed."""
+    from spiritlevel.cli.pages import check_page
     from spiritlevel.studies import RunStore, make_record
 
+    check_page(html)
     store = RunStore(out)
-    _print_claims([make_record(each, size, store.table(each, size)) for each in _chosen(names, all_studies)])
+    records = [make_record(each, size, store.table(each, size)) for each in _chosen(names, all_studies)]
+    if html is not None:
+        from spiritlevel import page
+
+        page.write(page.of_studies(records), html)
+    _print_claims(records)
 
 
 @study.command("export")

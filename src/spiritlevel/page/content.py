@@ -39,8 +39,10 @@ class Content:
         """What the first screen is about."""
         if self.comparison is not None:
             return "comparison"
+        if self.several:
+            return "reports"
         if self.reports and not self.audits and not self.spectra:
-            return "reports" if self.several else "report"
+            return "report"
         if self.audits:
             return "audit"
         if self.spectra:

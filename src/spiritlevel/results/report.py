@@ -100,6 +100,18 @@ class Report(Mapping[str, Estimate]):
     def _repr_html_(self) -> str:
         return webpage.fragment(self)
 
+    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
+        """Write the report as one self-contained page; ``learning_rate`` draws the line 2/lr."""
+        from spiritlevel import page
+
+        page.write(page.of_reports(self, learning_rate), path)
+
+    def figure(self, name: str) -> Any:
+        """Return one of the page's figures as an Altair chart, such as "layer_shares"; a wrong name lists them all."""
+        from spiritlevel import page
+
+        return page.figure(page.of_reports(self), name)
+
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def scalars(self, prefix: str = "") -> dict[str, float]:

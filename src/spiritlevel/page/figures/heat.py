@@ -59,7 +59,7 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
                 "symmetry:N",
                 sort=symmetries,
                 title=None,
-                axis=alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False),
+                axis=alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False, labelPadding=20),
             ),
             y=alt.Y("measure:N", sort=order, title=None),
         )

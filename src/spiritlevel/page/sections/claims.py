@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 from spiritlevel.page.content import Content
 from spiritlevel.page.parts import Cell, Command, Explanation, Part, Picture, Row, Section, Table, Words
-from spiritlevel.studies import Record
-from spiritlevel.studies.documents import behind, measured
+
+if TYPE_CHECKING:
+    from spiritlevel.studies import Record
 
 KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
 
 
 def claims_table(records: tuple[Record, ...], name: str = "claims") -> Table:
     """Return all claims; behind each is the rule that decided and, where it fails, why."""
+    from spiritlevel.studies.documents import behind, measured
+
     rows = []
     for record in records:
         for each in record.judgements:

@@ -17,7 +17,7 @@ def section(content: Content) -> Section | None:
     for position, (label, report) in enumerate(content.reports.items()):
         if not report.per_layer:
             continue
-        if content.several and (figure := shares_figure(content, label, f"layer_shares_{position + 1}")):
+        if content.kind != "report" and (figure := shares_figure(content, label, f"layer_shares_{position + 1}")):
             parts.append(figure)
         layers = list(dict.fromkeys(layer for values in report.per_layer.values() for layer in values))
         quantities = list(report.per_layer)

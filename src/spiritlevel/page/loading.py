@@ -1,0 +1,59 @@
+"""Saved results of any kind, told apart by what their files say they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spiritlevel.audits import Audit, read_json
+from spiritlevel.compared import Comparison
+from spiritlevel.errors import UsageError
+from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
+from spiritlevel.results import Report, load_reports
+from spiritlevel.spectrum_result import Spectrum
+
+Result = Report | Comparison | Audit | Spectrum
+Path = str | os.PathLike[str]
+
+
+def kind_of(path: Path) -> str:
+    """Return what a file holds: report, comparison, audit or spectrum."""
+    if not os.path.exists(path):
+        raise UsageError(f"there is no file {path}; give a file saved with --json")
+    record = read_json(path)
+    return str(record.get("kind") or "report") if isinstance(record, dict) else "report"
+
+
+def load(path: Path) -> list[Result]:
+    """Return the results in a file; only reports may be several."""
+    kind = kind_of(path)
+    if kind == "comparison":
+        return [Comparison.load(path)]
+    if kind == "audit":
+        return [Audit.load(path)]
+    if kind == "spectrum":
+        return [Spectrum.load(path)]
+    return list(load_reports(path))
+
+
+def together(results: Sequence[Result], learning_rate: float | None = None) -> Content:
+    """Return the content of one page from results of several kinds; a comparison leads."""
+    reports = [result for result in results if isinstance(result, Report)]
+    comparisons = [result for result in results if isinstance(result, Comparison)]
+    if len(comparisons) > 1 or (comparisons and reports):
+        raise UsageError("a page holds one comparison, or reports beside each other; give one file with a comparison")
+    audits = {label_of(result.base.header): result for result in results if isinstance(result, Audit)}
+    spectra = {label_of(result.header): result for result in results if isinstance(result, Spectrum)}
+    if comparisons:
+        content = of_comparison(comparisons[0])
+    elif reports:
+        content = of_reports(reports[0] if len(reports) == 1 else reports)
+    elif audits:
+        content = of_audit(next(iter(audits.values())))
+    elif spectra:
+        content = of_spectrum(next(iter(spectra.values())))
+    else:
+        raise UsageError("there is nothing to make a page of; give a file saved with --json")
+    rate = rate_of((), learning_rate) if learning_rate is not None else content.learning_rate
+    return replace(content, audits=audits, spectra=spectra, learning_rate=rate)
