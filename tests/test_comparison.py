@@ -15,6 +15,7 @@ from spiritlevel.compared import Comparison
 from spiritlevel.estimate import Estimate
 from spiritlevel.reading import Finding, reading
 from spiritlevel.results import Report
+from spiritlevel.sample_groups import on_samples
 from spiritlevel.statistics import paired_intervals
 
 MEASURES = ("default", "matrix_normalized_sharpness", "softmax_impurity", "weight_norm")
@@ -150,8 +151,39 @@ def test_ratios_are_paired_over_samples_where_both_sides_have_them(comparison: C
     assert math.log(contrast.ratio.high) == pytest.approx(expected.high, abs=0.01)
     assert math.log(contrast.ratio.low) == pytest.approx(expected.low, abs=0.01)
     assert comparison.rows["output_margin"].contrasts[0].over_samples == "paired"
-    assert comparison.rows["kappa_tau_sum"].contrasts[0].over_samples == "none"
-    assert "Without an error over samples" in str(comparison)
+    assert comparison.rows["kappa_tau_sum"].contrasts[0].over_samples == "grouped"
+    assert "Without an error over samples" not in str(sl.compare(pair_of_means(comparison)))
+
+
+def pair_of_means(comparison: Comparison) -> dict[str, Report]:
+    """Return the reports with nothing but what has a value of its own for each sample."""
+    return {
+        label: Report({name: report[name] for name in report.per_sample}, {}, {}, report.per_sample, report.header)
+        for label, report in comparison.reports.items()
+    }
+
+
+def test_groups_of_samples_give_errors_to_measures_that_are_no_means(problems: dict[str, sl.Problem]) -> None:
+    names = ["hessian_trace", "softmax_impurity", "rho_sum", "hessian_top_eigenvalue"]
+    grouped = sl.compare(problems, names, search=False)
+    alone = sl.compare(problems, names, search=False, groups=0)
+    for name in names[2:]:
+        with_error, without = grouped.rows[name].contrasts[0], alone.rows[name].contrasts[0]
+        assert (with_error.over_samples, without.over_samples) == ("grouped", "none")
+        assert with_error.difference.value == without.difference.value
+        widths = [c.difference.high - c.difference.low for c in (with_error, without)]
+        assert widths[0] > 2 * widths[1]
+    assert "Without an error over samples" in str(alone)
+    assert grouped.rows["hessian_trace"] == alone.rows["hessian_trace"]
+
+
+def test_groups_are_disjoint_parts_of_the_data(problems: dict[str, sl.Problem]) -> None:
+    whole = problems["small"]
+    member = torch.arange(600) % 3
+    parts = [on_samples(whole, member == group) for group in range(3)]
+    assert [part.survey.count for part in parts] == [200, 200, 200]
+    torch.testing.assert_close(parts[1].survey.losses, whole.survey.losses[1::3], rtol=1e-5, atol=1e-7)
+    assert len({part.survey.fingerprint for part in parts}) == 3
 
 
 def test_margins_come_as_distributions_on_common_bins(comparison: Comparison) -> None:

@@ -15,6 +15,7 @@ from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.statistics import (
     STATISTICS,
     Interval,
+    grouped_intervals,
     mean,
     paired_intervals,
     point,
@@ -86,6 +87,25 @@ def test_samples_without_weight_or_value_do_not_count() -> None:
         paired_intervals([1.0], [2.0])
     with pytest.raises(UsageError, match="one length"):
         paired_intervals([1.0, 2.0], [2.0])
+
+
+def test_groups_of_samples_give_the_error_of_the_whole() -> None:
+    rng = np.random.default_rng(6)
+    hard = rng.exponential(size=4000)
+    a, b = hard + rng.random(4000), 2 * hard + rng.random(4000)
+    groups_a, groups_b = (v.reshape(20, -1).mean(1) for v in (a, b))
+    by_group = grouped_intervals(a.mean(), b.mean(), groups_a, groups_b)
+    by_sample = paired_intervals(a, b)
+    assert by_group is not None
+    assert by_group.log_ratio is not None
+    assert by_sample.log_ratio is not None
+    assert by_group.log_ratio.value == pytest.approx(by_sample.log_ratio.value)
+    widths = [found.log_ratio.high - found.log_ratio.low for found in (by_group, by_sample)]  # type: ignore[union-attr]
+    assert widths[0] == pytest.approx(widths[1], rel=0.4)
+    assert grouped_intervals(1.0, 2.0, [1.0, 1.1], [2.0, 2.1]) is None
+    mixed = grouped_intervals(1.0, 2.0, [-1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    assert mixed is not None
+    assert mixed.log_ratio is None
 
 
 def test_widening_adds_errors_in_quadrature_and_certificates_in_full() -> None:

@@ -29,6 +29,7 @@ from spiritlevel.results import Report, load_reports
 from spiritlevel.results.numerals import plain
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.reversal import Reversal, Side, find_reversal
+from spiritlevel.sample_groups import measured_by_group
 from spiritlevel.statistics import rank_correlation
 
 BINS = 30
@@ -47,6 +48,7 @@ def compare(
     settings: Settings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    groups: int = 10,
     strengths: Strengths = ("usual",),
     search: bool = True,
     dtype: str | torch.dtype | None = "float64",
@@ -55,10 +57,11 @@ def compare(
 ) -> Comparison:
     """Compare two or more networks: ``compare({"a": problem_a, "b": problem_b})``, or saved reports or their paths.
 
-    All must have been measured on the same samples with the same loss.  With networks at hand it is measured on
-    rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling that reverses one is
-    looked for; saved reports have only what the measures declare.  ``test`` is data on which loss and accuracy are
-    taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
+    All must have been measured on the same samples with the same loss.  Measures without a value of their own for each
+    sample are measured again on ``groups`` disjoint parts of the data, for an error over samples.  With networks at
+    hand it is measured on rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling
+    that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
+    and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
     """
     given = _labelled(networks)
     if len(given) < 2:
@@ -81,11 +84,14 @@ def compare(
     }
     for label, more in (headers or {}).items():
         reports[label].header.update(more)
+    first = next(iter(reports.values()))
+    rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
     return assemble(
         reports,
         {own.name: own for own in chosen},
         seed=seed,
         problems=problems,
+        by_group=measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance),
         check=Check(problems, reports, chosen, values, strengths, search, dtype, seed, tolerance),
         test=_tested(problems, test),
     )
@@ -97,6 +103,7 @@ def assemble(
     *,
     seed: int = 0,
     problems: Mapping[str, Problem] | None = None,
+    by_group: Mapping[str, Sequence[Report]] | None = None,
     check: Check | None = None,
     test: dict[str, dict[str, Any]] | None = None,
 ) -> Comparison:
@@ -107,7 +114,7 @@ def assemble(
     if not names:
         raise UsageError("the reports have no measure in common, so there is nothing to compare")
     weights = next(iter(problems.values())).survey.weights if problems else None
-    rows = {name: _row(name, reports, measures.get(name), weights, seed, check) for name in names}
+    rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
     findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
     caveats = _caveats(reports)
     bins, margins = _margins(reports, problems)
@@ -262,6 +269,7 @@ def _row(
     reports: Mapping[str, Report],
     own: Measure | None,
     weights: Tensor | None,
+    by_group: Mapping[str, Sequence[Report]],
     seed: int,
     check: Check | None,
 ) -> Row:
@@ -272,7 +280,15 @@ def _row(
     if any(each != settings[0] for each in settings):
         return Row(name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings"))
     contrasts = [
-        contrast(name, (a, reports[a]), (b, reports[b]), sharper_when, weights=weights, seed=seed)
+        contrast(
+            name,
+            (a, reports[a]),
+            (b, reports[b]),
+            sharper_when,
+            weights=weights,
+            groups=(by_group[a], by_group[b]) if by_group else None,
+            seed=seed,
+        )
         for a, b in combinations(labels, 2)
     ]
     present = tuple(each for each in contrasts if each is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from spiritlevel.auditing import BOUND_SHARE, ROUNDING
 from spiritlevel.estimate import Estimate
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import residual_of
-from spiritlevel.statistics import STATISTICS, Interval, PairedIntervals, paired_intervals, point
+from spiritlevel.statistics import STATISTICS, Interval, PairedIntervals, grouped_intervals, paired_intervals, point
 
-# How the samples enter an interval: drawn together for both networks, by two separate errors, or not at all.
-OverSamples = Literal["paired", "separate", "none"]
+# How the samples enter an interval: drawn together for both networks, by groups measured for both, by two separate
+# errors, or not at all.
+OverSamples = Literal["paired", "grouped", "separate", "none"]
 REPRODUCED = 1e-5  # relative; a report in float32 rounds its samples
 
 
@@ -46,18 +47,23 @@ def contrast(
     sharper_when: str,
     *,
     weights: Tensor | None = None,
+    groups: tuple[Sequence[Report], Sequence[Report]] | None = None,
     seed: int = 0,
 ) -> Contrast | None:
     """Return the contrast of two reports on the same data, None where either has no value.
 
-    Samples are paired where both reports hold the measure's own value of each sample; errors of the computation are
-    added to that, and the certificates of eigenvalues on top.
+    Samples are paired where both reports hold the measure's own value of each sample, else groups of them where both
+    were measured on ``groups``; errors of the computation are added, and the certificates of eigenvalues on top.
     """
     (label_a, report_a), (label_b, report_b) = first, second
     a, b = report_a[name], report_b[name]
     if any(e.status not in ("ok", "budget_spent") for e in (a, b)):
         return None
     found, over_samples = _over_samples(name, report_a, report_b, weights, seed)
+    if over_samples == "none" and groups is not None:
+        by_group = grouped_intervals(a.value, b.value, *(_values(name, reports) for reports in groups))
+        if by_group is not None:
+            found, over_samples = by_group, "grouped"
     stderr, residual = math.hypot(a.stderr, b.stderr), _residual(a, report_a) + _residual(b, report_b)
     data_errors = (a.stderr_data, b.stderr_data)
     if over_samples == "none" and data_errors[0] is not None and data_errors[1] is not None:
@@ -76,6 +82,11 @@ def contrast(
         second_sharper = (difference.value > 0) == (sharper_when == "larger")
         flatter = label_a if second_sharper else label_b
     return Contrast(label_a, label_b, difference, ratio, over_samples, flatter)
+
+
+def _values(name: str, reports: Sequence[Report]) -> list[float]:
+    usable = [report.get(name) for report in reports]
+    return [e.value if e is not None and e.status in ("ok", "budget_spent") else math.nan for e in usable]
 
 
 def _error_used(estimate: Estimate, over_samples: OverSamples) -> float:

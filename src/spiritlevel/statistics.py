@@ -144,6 +144,36 @@ def paired_intervals(
     )
 
 
+def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLike) -> PairedIntervals | None:
+    """Return 95% intervals of b − a and log(b/a) from both measured on the same disjoint groups of samples.
+
+    The intervals are centred at the values on all samples; their width is that of Student's t for the mean over groups.
+    None where fewer than three groups have both values.
+    """
+    from scipy import stats
+
+    first, second = np.asarray(groups_a, dtype=np.float64), np.asarray(groups_b, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise UsageError(f"groups must come in pairs; found shapes {first.shape} and {second.shape}")
+    both = np.isfinite(first) & np.isfinite(second)
+    first, second = first[both], second[both]
+    count = len(first)
+    if count < 3:
+        return None
+    times = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)
+
+    def around(value: float, groups: Vector) -> Interval:
+        reach = times * float(groups.std(ddof=1))
+        return Interval(value, value - reach, value + reach)
+
+    ratio = _log_ratio(a, b)
+    one_sign = bool((first * a > 0).all() and (second * b > 0).all())
+    return PairedIntervals(
+        around(b - a, second - first),
+        around(ratio, np.log(second / first)) if ratio is not None and one_sign else None,
+    )
+
+
 def _percentiles(value: float, draws: Vector) -> Interval:
     low, high = np.quantile(draws, [0.025, 0.975])
     return Interval(value, min(float(low), value), max(float(high), value))
