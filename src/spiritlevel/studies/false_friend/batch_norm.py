@@ -25,7 +25,7 @@ def _grid(size: str) -> list[Settings]:
     elif size == "small":
         common |= {"images": 10000, "args": {"widths": [128, 128, 128]}}
     else:
-        common |= {"epochs": 40, "points": 4000}
+        common |= {"points": 2000}
     seeds = {"smoke": 2, "small": 3, "medium": 5, "paper": 1}[size]
     runs = crossed(weight_decay=GAMMAS, seed=range(seeds))
     return with_common(runs, optimizer="sgd", lr=0.1, momentum=0.9, batch_size=128, schedule="linear", **common)

@@ -249,22 +249,26 @@ def _convolutional(
     net: str, title: str, lr: float, place: str, eigenvalues: str, accuracies: str, **more: Any
 ) -> Study:
     common = {"net": net, "data": "cifar100", "lr": lr, "augment": True, "stack": False, "mode": "train", "curve": 10}
-    tiny = {"allcnnc": {}, "preresnet164": {"depth": 11}, "wrn28_10": {"depth": 10, "width": 1}}[net]
+    tiny: dict[str, Any] = {
+        "allcnnc": {"net": "digits_cnn", "images": 100},
+        "preresnet164": {"args": {"depth": 11}, "images": 4},
+        "wrn28_10": {"args": {"depth": 10, "width": 1}, "images": 4},
+    }[net]
     return _study(
         f"false-friend-l2-{net.replace('_', '-')}",
         f"Weight decay and sharpness: {title} on CIFAR-100",
         _claims(place, eigenvalues, accuracies),
         {
-            "smoke": {**common, "data": "digits", "images": 4, "test_images": 4, "epochs": 1, "points": 2, "seeds": 1,
-                      "quick": True, "args": tiny, "curve": 1},
+            "smoke": {**common, "data": "digits", "test_images": 4, "epochs": 1, "points": 2, "seeds": 1, "quick": True,
+                      "curve": 1, **tiny},
             "small": {**common, "images": 1000, "test_images": 1000, "epochs": 3, "points": 200, "seeds": 3},
-            "medium": {**common, "images": 15000, "test_images": 4000, "epochs": 30, "points": 1000, "seeds": 3},
+            "medium": {**common, "images": 10000, "test_images": 4000, "epochs": 20, "points": 500, "seeds": 3},
             "paper": {**common, "epochs": 300, "points": 45000, "seeds": 1, "images": 45000, "validation": 5000},
         },
         {
-            "smoke": "built-in digits resized, one epoch",
+            "smoke": "built-in digits, a much smaller network of the kind, one epoch",
             "small": "1,000 images, three epochs",
-            "medium": "the first 15,000 images, 30 epochs of 300; λ₁ over 1,000 images in batches of 500, BatchNorm in "
+            "medium": "the first 10,000 images, 20 epochs of 300; λ₁ over 500 images in one batch, BatchNorm in "
             "training mode, dropout off; accuracy on the first 4,000 test images",
             "paper": "none in size",
         },

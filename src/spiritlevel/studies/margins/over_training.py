@@ -280,7 +280,7 @@ LENET_MNIST = _study(
         "small": {"data": "mnist", "net": "lenet5", "images": 20000, "batch_size": 128, "lr": 0.1, "steps": 1500,
                   "points": 1000, "noisy": True, "seeds": 3},
         "medium": {"data": "mnist", "net": "lenet5", "batch_size": 128, "lr": 0.1, "steps": 10000, "points": 1000,
-                   "noisy": True, "seeds": 5},
+                   "noisy": True, "seeds": 3},
         "paper": {"data": "mnist", "net": "lenet5", "batch_size": 128, "lr": 0.1, "steps": 10000, "points": 1000,
                   "noisy": True, "seeds": 1},
     },
@@ -298,7 +298,7 @@ def _fcnbn_mnist(batch: int) -> Study:
             "smoke": {**_TINY, "net": "fcnbn", "args": {"widths": [32, 32, 32]}, "batch_size": min(batch, 1024),
                       "steps": 60, "seeds": 2},
             "small": {**large, "images": 20000, "args": {"widths": [128, 128, 128]}, "steps": 1000, "seeds": 3},
-            "medium": {**large, "steps": 10000, "seeds": 5},
+            "medium": {**large, "steps": 10000, "seeds": 3},
             "paper": {**large, "steps": 10000, "seeds": 1},
         },
         _departures("MNIST, three layers of 128", _FCNBN),
@@ -317,7 +317,7 @@ def _cifar(net: str) -> Study:
         {
             "smoke": tiny,
             "small": {**large, "images": 10000, "steps": 2000, "seeds": 3},
-            "medium": {**large, "images": 12000, "steps": 10000, "seeds": 5},
+            "medium": {**large, "images": 12000, "steps": 10000, "seeds": 3},
             "paper": {**large, "steps": 10000, "seeds": 1},
         },
         _departures(

@@ -35,7 +35,7 @@ REPORTED = ("kappa_tau_last", "kappa_last", "kappa_tau_sum", "kappa_sum", "rho_s
 
 def _grid(size: str) -> list[Settings]:
     common: dict[str, Any] = {"net": "lenet5", "data": "cifar10", "target": 0.1, "points": 2000}
-    batches = [(4, 0.001, 30), (32, 0.008, 60), (64, 0.02, 80), (512, 0.1, 200)]
+    batches = [(4, 0.001, 15), (32, 0.008, 60), (64, 0.02, 80), (512, 0.1, 200)]
     seeds = 3
     if size == "smoke":
         common = {"net": "digits_cnn", "data": "digits", "images": 200, "target": 0.2, "points": 60}
@@ -181,7 +181,7 @@ STUDY = Study(
         }[size],
         "momentum 0.9 as in the authors' published code; 'until convergence' is a training loss under 0.1 in an "
         "epoch, or "
-        "30, 60, 80, 200 epochs for batches of 4, 32, 64, 512",
+        "15, 60, 80, 200 epochs for batches of 4, 32, 64, 512",
         "N(0, σ² = 0.1) is read as a standard deviation of √0.1; networks that diverge or stay under 20% are left out",
         "the generalisation error is mean test loss less mean training loss, the paper's up to a factor",
     ],
