@@ -109,6 +109,10 @@ def sample_remainder(
     )
     layers = _by_layer(problem, names)
     form.layers.update((layer, Running()) for layer in layers)
+    # What is reported one by one: layers, and the weights that measures of weight matrices go by.
+    weights = set(problem.weights.values())
+    groups = [(own, form.layers[layer]) for layer, own in layers.items()]
+    groups += [([name], form.sums[name]) for name in names if name in weights]
     while form.probes < maximum:
         count = min(BLOCK, maximum - form.probes)
         vectors = probe_of(form.probes, count)
@@ -125,9 +129,9 @@ def sample_remainder(
             form.layers[layer].add(torch.stack([totals[name] for name in own]).sum(0))
         form.network.add(torch.stack(list(totals.values())).sum(0))
         form.probes += count
-        if form.probes >= minimum and _settled(form, base, layers, tolerance):
+        if form.probes >= minimum and _settled(form, base, groups, tolerance):
             return form
-    form.met = _settled(form, base, layers, tolerance)
+    form.met = _settled(form, base, groups, tolerance)
     return form
 
 
@@ -138,18 +142,20 @@ def _by_layer(problem: Problem, names: list[str]) -> dict[str, list[str]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _settled(form: SampledForm, base: Mapping[str, Tensor], layers: Mapping[str, list[str]], tolerance: float) -> bool:
+def _settled(
+    form: SampledForm, base: Mapping[str, Tensor], groups: list[tuple[list[str], Running]], tolerance: float
+) -> bool:
     """Whether the sums are within tolerance by their standard errors (never by how little a running mean moved).
 
-    A layer whose own sum is a small share of the network's is measured against that share instead: it would otherwise
-    hold up all the others, and its error bar says what is known of it.
+    A layer or weight whose own sum is a small share of the network's is measured against that share instead: it would
+    otherwise hold up all the others, and its error bar says what is known of it.
     """
     value = sum(float(part.sum()) for part in base.values()) + float(form.network.mean)
     if float(form.network.stderr) > tolerance * abs(value):
         return False
-    for layer, group in layers.items():
-        own = sum(float(base[name].sum()) for name in group) + float(form.layers[layer].mean)
-        if float(form.layers[layer].stderr) > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
+    for names, sampled in groups:
+        own = sum(float(base[name].sum()) for name in names) + float(sampled.mean)
+        if float(sampled.stderr) > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
             return False
     errors = sum(float(running.stderr.square().sum()) for running in form.parts.values())
     squares = sum(float((base[name].to(r.mean) + r.mean).square().sum()) for name, r in form.parts.items())
