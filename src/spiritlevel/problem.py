@@ -248,6 +248,7 @@ class Problem:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(unfused(modules))
             stack.enter_context(full_float32())
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             self._session_depth += 1
             try:
@@ -274,6 +275,7 @@ class Problem:
         device, dtype = self.device, self.dtype
 
         def place(tensor: Tensor) -> Tensor:
+            tensor = tensor.clone() if tensor.is_inference() else tensor
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True).detach()
 
         for content in self.source.read():
@@ -305,7 +307,8 @@ class Problem:
         now = losses.detach().double().cpu()
         tolerance = 1e-3 if self.dtype == torch.float32 else 1e-7
         scale = first.abs().clamp(min=float(self.survey.losses.abs().mean()) + 1e-12)
-        if len(first) != len(now) or bool(((now - first).abs() > tolerance * scale).any()):
+        rounding = 8 * torch.finfo(self.dtype).eps  # what a tiny loss, a difference of logits, is known to
+        if len(first) != len(now) or bool(((now - first).abs() > tolerance * scale + rounding).any()):
             raise SpiritlevelError(self.disagreement())
 
     def disagreement(self) -> str:

@@ -20,11 +20,23 @@ def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
     modules = list(modules)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_without_encoder_fast_path())
         if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if any(_normalises_weights(module) for module in modules):
             stack.enter_context(_ComposedWeightNorm())
         yield
+
+
+@contextlib.contextmanager
+def _without_encoder_fast_path() -> Iterator[None]:
+    """torch's encoder layers take another path without gradients, which writes zeros at padded positions."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _normalises_weights(module: nn.Module) -> bool:
