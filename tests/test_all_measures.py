@@ -357,6 +357,20 @@ def test_no_more_passes_are_spent_than_declared(name: str) -> None:
     assert found.passes == sum(spent.values())
 
 
+def test_a_plan_names_every_measure_before_any_pass_of_its_own() -> None:
+    model, data = trained_mlp()
+    problem = Problem(model, data)
+    planned = sl.plan(problem, ["hessian_trace", "kappa_tau_sum", "hessian_top_eigenvalue", "output_margin"])
+    assert planned.measures[0].name == "hessian_trace"
+    assert planned.measures[0].sweeps == {"forward": 1.0, "column": 2.0}
+    assert planned.measures[1].sweeps == {}  # shares the first one's sweep
+    assert planned.seconds > 0
+    assert planned.memory_bytes > 0
+    assert "hessian_top_eigenvalue" in str(planned)
+    assert set(problem.spent) == {"forward"}
+    assert len(sl.plan(problem, "all").measures) == len(MEASURES)
+
+
 def _numbers(report: Report) -> dict[str, Any]:
     return {
         "network": {name: (e.value, e.stderr, e.interval, e.how, e.status) for name, e in report.items()},

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from cases import PIECEWISE_LINEAR, SMOOTH, Case, Positions
 from torch import Tensor, nn
 
+import spiritlevel as sl
 from spiritlevel.blocks import Blocks
 from spiritlevel.losses import CrossEntropy, NextToken
 from spiritlevel.problem import Problem
@@ -312,18 +313,19 @@ def test_float32_verification_of_every_architecture() -> None:
 # --- more outputs than columns -------------------------------------------------------------------------------------
 
 
-def test_sketched_columns_are_unbiased_and_carry_their_error() -> None:
+@pytest.mark.parametrize("loss", ["cross_entropy", "normalized_cross_entropy"])
+def test_sketched_columns_are_unbiased_and_carry_their_error(loss: str) -> None:
     """Forty classes: the factor's columns are sketched, in folds whose spread is the error."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 40)).double()
     data = (torch.randn(12, 3), torch.randint(0, 40, (12,)))
-    dense = Dense(Problem(model, data, batch_size=5))
+    dense = Dense(Problem(model, data, loss, batch_size=5))
     truth = {"network": float(dense.hessian.trace())}
     scores: dict[str, list[float]] = {}
     sample_scores = []
     own = torch.tensor([float(dense.sample_hessian(i).trace()) for i in range(3)])
     for seed in range(30):
-        blocks = Blocks(Problem(model, data, batch_size=5), ALL, seed=seed)
+        blocks = Blocks(Problem(model, data, loss, batch_size=5), ALL, seed=seed)
         assert not blocks.exact
         found = {"network": blocks.network_trace()}
         for layer in blocks.problem.layers:
@@ -350,6 +352,42 @@ def test_sketches_do_not_depend_on_the_batch_size() -> None:
     one, other = (Blocks(Problem(model, data, batch_size=size), ALL, seed=3) for size in (2, 12))
     close(one.network_trace().value, other.network_trace().value, 1e-12)
     close(one.network_trace().stderr, other.network_trace().stderr, 1e-9)
+
+
+def test_sketched_columns_and_a_sampled_remainder_add_their_errors() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 40)).double()
+    problem = Problem(model, (torch.randn(12, 3), torch.randint(0, 40, (12,))))
+    truth = float(Dense(problem).hessian.trace())
+    found = [Blocks(problem, ALL, seed=seed).network_trace() for seed in range(6)]
+    z = torch.tensor([(estimate.value - truth) / estimate.stderr for estimate in found])
+    assert float(z.abs().max()) < 4
+    assert float(z.square().mean()) < 3
+
+
+def test_curvature_gives_traces_diagonals_and_labels() -> None:
+    problem = SMOOTH["gelu"].problem()
+    found = sl.curvature(problem, seed=1)
+    assert not found.exact
+    assert found.exact_layers == {"0": False, "2": True, "4": True}
+    assert {name: tensor.shape for name, tensor in found.diagonal.items()} == {
+        name: tensor.shape for name, tensor in problem.chosen_parameters.items()
+    }
+    total = sum(float(part.sum()) for part in found.diagonal.values())
+    assert found.trace.value == pytest.approx(total, rel=1e-10)
+    assert sum(estimate.value for estimate in found.layer_trace.values()) == pytest.approx(total, rel=1e-10)
+    assert float(found.diagonal_stderr["4.weight"].abs().max()) == 0.0
+    assert float(found.diagonal_stderr["0.weight"].min()) > 0.0
+    assert sl.curvature(PIECEWISE_LINEAR["mlp"].problem()).exact
+
+
+def test_the_error_over_samples_is_that_of_a_mean() -> None:
+    problem = PIECEWISE_LINEAR["mlp"].problem(count=30)
+    blocks = Blocks(problem)
+    traces = blocks.sample_traces().value
+    assert blocks.network_trace().stderr_data == pytest.approx(float(traces.std() / 30**0.5), rel=1e-10)
+    layers = [blocks.layer_trace(name).stderr_data for name in problem.layers]
+    assert all(error is not None and error > 0 for error in layers)
 
 
 def test_coupled_samples_have_no_factor_pass_but_an_estimated_trace() -> None:

@@ -336,6 +336,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         "random": (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()),  # noqa: NPY002
         "grad_mode": torch.is_grad_enabled(),
         "default": torch.get_default_dtype(),
+        "inference": torch.is_inference_mode_enabled(),
     }
 
 
@@ -364,7 +365,8 @@ def test_the_model_comes_back_as_it_was(mode: str, measures: str) -> None:
     model.head.bias.grad = None
     before = snapshot(model)
     with torch.no_grad():
-        sl.measure(Problem(model, (x, y), mode=mode, batch_size=5), measures)
+        quick = {"normalized_sharpness_direct.steps": 20}
+        sl.measure(Problem(model, (x, y), mode=mode, batch_size=5), measures, settings=quick, tolerance=0.2)
     assert_same(before, snapshot(model))
 
 
@@ -517,6 +519,41 @@ def test_transformers_with_dict_batches(kind: str) -> None:
     exact = report.header["exact_layers"]
     # The tied embedding of the GPT serves as head and input; the ViT's head and last normalisation are linear.
     assert exact == (["norm"] if kind == "gpt" else ["norm", "head"])
+
+
+def test_padded_encoders_of_torch_are_measured() -> None:
+    """Without gradients torch's own encoder takes a path that writes zeros at padded positions."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(6, 4)
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(4, 3)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 6, (6, 5))
+    mask = torch.arange(5)[None] >= torch.tensor([5, 3, 4, 2, 5, 1])[:, None]
+    batch = {"tokens": tokens, "mask": mask, "labels": torch.randint(0, 3, (6,))}
+    problem = Problem(Encoder().double(), batch)
+    before = torch.backends.mha.get_fastpath_enabled()
+    found = sl.measure(problem, ["ggn_trace", "hessian_top_eigenvalue"])
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    assert found["ggn_trace"].value == pytest.approx(float(Dense(problem).ggn.trace()), rel=1e-8)
+
+
+def test_measuring_inside_inference_mode() -> None:
+    expected = trace(small())
+    with torch.inference_mode():
+        x, y = data()
+        assert x.is_inference()
+        assert trace(small_outside, (x, y)) == expected
+
+
+small_outside = small()
 
 
 def test_huge_margins_in_float32_do_not_raise_false_alarms() -> None:
