@@ -66,8 +66,10 @@ def compiled(figure: Figure) -> dict[str, Any]:
 
 
 def grammar_version() -> str:
-    """Return the version of Vega-Lite that Altair writes, as vl-convert names it."""
-    return ".".join(need("altair").SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    """Return the version of Vega-Lite that Altair writes, as vl-convert names it, or the newest it knows."""
+    written = ".".join(need("altair").SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    known = need("vl_convert").get_vegalite_versions()
+    return written if written in known else known[-1]
 
 
 def as_columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -79,6 +79,14 @@ class Axis:
         """Return the values as drawn: those below a logarithmic axis's end stand on it."""
         return np.clip(values, self.low, None) if self.log else values
 
+    def holds(self, values: Vector) -> NDArray[np.bool_]:
+        """Return which values lie on the axis and are not only drawn at its end."""
+        return values >= self.low if self.log else np.ones(values.shape, dtype=bool)
+
+    def below(self, values: Vector) -> int:
+        """Return how many values are drawn at the end of the axis because they lie below it."""
+        return int((~self.holds(values) & np.isfinite(values)).sum())
+
     def to_line(self, values: Vector) -> Vector:
         """Return coordinates that are evenly spaced on the axis."""
         return np.log10(self.place(values)) if self.log else values
@@ -128,7 +136,7 @@ class Fit:
 
 def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> Fit | None:
     """Return the line through the points, None where there are too few or one side does not vary."""
-    finite = np.isfinite(x) & np.isfinite(y)
+    finite = np.isfinite(x) & np.isfinite(y) & x_axis.holds(x) & y_axis.holds(y)
     a, b = x_axis.to_line(x[finite]), y_axis.to_line(y[finite])
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None

@@ -97,6 +97,11 @@ def scatter(
         (x_axis.log, y_axis.log), "upright axis logarithmic" if y_axis.log else "both axes linear"
     )
     none = "too few points for a line"
+    ends = [
+        f"{n:,} below the end of the {side} axis are drawn on it"
+        for side, n in (("across", x_axis.below(samples[x])), ("upright", y_axis.below(samples[y])))
+        if n
+    ]
     return Figure(
         name,
         f"{titles[y]} against {titles[x]}",
@@ -104,7 +109,8 @@ def scatter(
         [bins, points, lines],
         f"{titles[y]} of each sample against {titles[x]}, {scale}. Lines by least squares: {said or none}.",
         height=320,
-        caption=f"Lines by least squares on these axes ({scale}): {said or none}. {choice.words()}",
+        caption=f"Lines by least squares on these axes ({scale}): {said or none}. {choice.words()}"
+        + "".join(f" {text[0].upper()}{text[1:]}." for text in ends),
     )
 
 

@@ -21,7 +21,7 @@ def places_of(content: Content) -> tuple[dict[str, float], str]:
         if all(isinstance(value, (int, float)) for value in found.values()):
             return {label: float(value) for label, value in found.items()}, unit  # type: ignore[arg-type]
     for unit, pattern in (
-        ("epoch", r"ep(?:och)?[-_=]?(\d+)"),
+        ("epoch", r"(?<![a-z])ep(?:och)?[-_=]?(\d+)"),
         ("step", r"step[-_=]?(\d+)"),
         ("number", r"(\d+)(?!.*\d)"),
     ):

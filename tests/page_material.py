@@ -1,0 +1,100 @@
+"""Results for the tests of the page: a small network whose layers have the worst names, and reports made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from spiritlevel import datasets
+from spiritlevel.estimate import Estimate
+from spiritlevel.measures.registry import MEASURES
+from spiritlevel.problem import Problem
+from spiritlevel.results import Report
+
+HOSTILE = ("<b>x</b>", "<img src=x onerror=alert(1)>", "</script>")
+VALUES = {
+    "hessian_trace": 10.0,
+    "hessian_top_eigenvalue": 2.0,
+    "normalized_sharpness": 30.0,
+    "kappa_tau_sum": 100.0,
+    "rho_sum": 5.0,
+    "output_margin": 4.0,
+}
+HEADER = {
+    "model": "mlp", "weights": "runs/a.pt", "data": "digits", "split": "train", "samples": 400, "samples_total": 400,
+    "loss_name": "cross_entropy", "loss": 0.01, "accuracy": 0.99, "gradient_norm": 0.001, "gradient_noise": 0.01,
+    "at_minimum": True, "seed": 0, "fingerprint": "ab12", "mode": "eval", "dtype": "float32", "device": "cpu",
+    "parameters": 1234, "notes": [], "trained": True, "passes": {"forward": 2, "column": 9}, "wall_time": 1.5,
+}  # fmt: skip
+
+
+def made_report(scale: float = 1.0, *, error: float = 0.0, layers: bool = True, **header: Any) -> Report:
+    """Return a report with the default six, every value multiplied by a scale (margins divided by it)."""
+    values = {name: value * (1 / scale if name == "output_margin" else scale) for name, value in VALUES.items()}
+    estimates = {
+        name: Estimate(value, stderr=error, how="estimated" if error else "exact", verified=not error, samples=400)
+        for name, value in values.items()
+    }
+    per_layer = {
+        "hessian_trace": {"fc1": Estimate(7.0 * scale), "fc2": Estimate(3.0 * scale)},
+        "normalized_sharpness": {"fc1": Estimate(10.0 * scale), "fc2": Estimate(20.0 * scale)},
+    }
+    return Report(
+        estimates=estimates,
+        per_layer=per_layer if layers else {},
+        header={**HEADER, **header},
+        settings={name: dict(MEASURES[name].settings) for name in values},
+        titles={name: MEASURES[name].title for name in values},
+    )
+
+
+def sampled_report(count: int, seed: int = 0) -> Report:
+    """Return a report with five quantities of so many samples, some of them misclassified."""
+    rng = np.random.default_rng(seed)
+    margin = rng.normal(6, 2.5, count)
+    trace = 50 * np.exp(-margin + rng.normal(0, 0.3, count))
+    samples = {
+        "hessian_trace": trace,
+        "aceht": trace * np.exp(rng.normal(0, 0.2, count)) / 30,
+        "margin_bound": trace * np.exp(rng.normal(0, 0.4, count)) / 10,
+        "output_margin": margin,
+        "softmax_margin": np.tanh(margin / 2),
+    }
+    report = made_report(samples=count, samples_total=count)
+    report.per_sample.update({name: torch.from_numpy(values) for name, values in samples.items()})
+    return report
+
+
+def hostile_problem(seed: int = 0, samples: int = 200) -> Problem:
+    """Return a trained-looking small network whose layers are named like markup."""
+    torch.manual_seed(seed)
+    names = iter(HOSTILE)
+    model = nn.Sequential(
+        OrderedDict(
+            [
+                (next(names), nn.Linear(64, 12)),
+                ("relu", nn.ReLU()),
+                (next(names), nn.Linear(12, 10)),
+                ("again", nn.ReLU()),
+                (next(names), nn.Linear(10, 10)),
+            ]
+        )
+    )
+    data = datasets.load("digits", "train")
+    x, y = data.x[:samples].flatten(1), data.y[:samples]
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(200):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return Problem(model, (x, y))
+
+
+def is_close(a: float, b: float) -> bool:
+    """Whether two numbers are one, up to the last digit of a drawing."""
+    return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-300)
