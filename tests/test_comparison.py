@@ -280,10 +280,13 @@ def test_an_untrained_network_is_headed_as_such() -> None:
 
 def test_a_network_not_at_a_minimum_is_headed_as_such() -> None:
     found = sl.compare(pair(at_minimum=False, gradient_norm=0.5, gradient_noise=0.1))
-    assert found.reading[1] == (
+    assert found.headings == [
         "B is not at a minimum (gradient norm 0.50, its noise 0.10), so its numbers are the curvature of a slope."
-    )
-    assert found.headings == [found.reading[1]]
+    ]
+    assert found.reading[0].endswith("could say otherwise, though B is not at a minimum.")
+    assert found.reading[1].startswith("Hessian trace changes when weights are rescaled")
+    both = reading(["A", "B"], [Finding("ρ", None)], not_at_minimum=["A", "B"])
+    assert both[0].endswith("the difference is within its error, though neither is at a minimum.")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def assemble(
     weights = next(iter(problems.values())).survey.weights if problems else None
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
     findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
-    caveats = _caveats(reports)
+    untrained, off_minimum = _untrained(reports), _off_minimum(reports)
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
     notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
@@ -125,8 +125,8 @@ def assemble(
     return Comparison(
         reports=dict(reports),
         rows=rows,
-        reading=reading(labels, findings, caveats),
-        headings=caveats,
+        reading=reading(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
+        headings=[*([untrained] if untrained else []), *off_minimum.values()],
         notes=notes,
         agreement=_agreement(rows, reports),
         margin_bins=bins,
@@ -409,19 +409,25 @@ def _refuse_different_heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
-def _caveats(reports: Mapping[str, Report]) -> list[str]:
-    """Return what must be said before any number: untrained networks first, then those not at a minimum."""
-    lines = []
+def _untrained(reports: Mapping[str, Report]) -> str:
+    """Return what must be said before any number where a network was never trained."""
     untrained = [label for label, report in reports.items() if report.header.get("trained") is False]
-    if untrained:
-        are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
-        lines.append(f"{_and(untrained)} {are}, so these numbers do not compare trained minima.")
+    if not untrained:
+        return ""
+    are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
+    return f"{_and(untrained)} {are}, so these numbers do not compare trained minima."
+
+
+def _off_minimum(reports: Mapping[str, Report]) -> dict[str, str]:
+    """Return by network that it is trained but not at a minimum, in a sentence."""
+    lines = {}
     for label, report in reports.items():
         head = report.header
-        if head.get("at_minimum") is False and label not in untrained:
-            noise = head.get("gradient_noise")
-            size = f" (gradient norm {plain(head.get('gradient_norm'), 2)}, its noise {plain(noise, 2)})"
-            lines.append(f"{label} is not at a minimum{size}, so its numbers are the curvature of a slope.")
+        if head.get("at_minimum") is False and head.get("trained") is not False:
+            size = (
+                f"gradient norm {plain(head.get('gradient_norm'), 2)}, its noise {plain(head.get('gradient_noise'), 2)}"
+            )
+            lines[label] = f"{label} is not at a minimum ({size}), so its numbers are the curvature of a slope."
     return lines
 
 

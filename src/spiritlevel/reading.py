@@ -23,18 +23,32 @@ class Finding:
     kind: str = ""  # "layers" or "neurons"
 
 
-def reading(labels: Sequence[str], findings: Sequence[Finding], caveats: Sequence[str] = ()) -> list[str]:
+def reading(
+    labels: Sequence[str],
+    findings: Sequence[Finding],
+    *,
+    untrained: str = "",
+    not_at_minimum: Sequence[str] = (),
+) -> list[str]:
     """Return two sentences: who is flatter by how many measures, and what could say otherwise.
 
-    ``caveats`` (an untrained network, one not at a minimum) take the place of the second sentence, because what they
-    say changes the meaning of every number.
+    Networks that are ``not_at_minimum`` are named in the first.  What is said of ``untrained`` ones takes the place of
+    the second, because it changes the meaning of every number.
     """
     if not findings:
-        return ["None of these measures says which network is flatter.", *caveats[:1]]
-    first = _who_is_flatter(labels, findings)
-    if caveats:
-        return [first, caveats[0]]
-    return [first, _what_could_say_otherwise(labels, findings)]
+        first = "None of these measures says which network is flatter"
+        return [f"{first}{_though(labels, not_at_minimum)}.", *([untrained] if untrained else [])]
+    first = f"{_who_is_flatter(labels, findings)}{_though(labels, not_at_minimum)}."
+    return [first, untrained or _what_could_say_otherwise(labels, findings)]
+
+
+def _though(labels: Sequence[str], not_at_minimum: Sequence[str]) -> str:
+    if not not_at_minimum:
+        return ""
+    if set(not_at_minimum) >= set(labels):
+        return f", though {'neither' if len(labels) == 2 else 'none'} is at a minimum"
+    several = len(not_at_minimum) > 1
+    return f", though {' and '.join(not_at_minimum)} {'are' if several else 'is'} not at a minimum"
 
 
 def _who_is_flatter(labels: Sequence[str], findings: Sequence[Finding]) -> str:
@@ -46,7 +60,7 @@ def _who_is_flatter(labels: Sequence[str], findings: Sequence[Finding]) -> str:
         every = (
             "the difference is within its error" if count == 1 else f"all {count} differences are within their errors"
         )
-        return f"No measure tells {which} apart: {every}."
+        return f"No measure tells {which} apart: {every}"
     (leader, most), *others = wins.most_common()
     rival = _rival(labels, leader)
     than = f"{leader} is flatter than {rival}" if len(labels) == 2 else f"{leader} is the flattest of {len(labels)}"
@@ -54,7 +68,7 @@ def _who_is_flatter(labels: Sequence[str], findings: Sequence[Finding]) -> str:
     by = f"by {whole}" if most == count else f"by {most} of {count} {measures}"
     against = ", ".join(f"{label} by {number}" for label, number in others)
     rest = (f", {against}" if against else "") + (f" ({undecided} undecided)" if undecided else "")
-    return f"{than} {by}{rest}; {_how_many_survive(leader, most, findings)}."
+    return f"{than} {by}{rest}; {_how_many_survive(leader, most, findings)}"
 
 
 def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> str:

@@ -108,7 +108,7 @@ def _networks(options: dict[str, Any]) -> Any:
     if options.get("dry_run"):
         print(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
         print(
-            f"This is for each of the {len(problems)} networks; parts of the data and rescaled copies take about five more."
+            f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
         )
         return None
     test = options.get("test")
