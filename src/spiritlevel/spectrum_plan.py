@@ -94,7 +94,7 @@ def plan_spectrum(operator: Operator, name: str, probes: int, steps: int) -> Spe
         work_bytes=at_once * work,
         free_bytes=free,
         keep_graphs=keep,
-        strategy=operator.products.strategy,
+        strategy=operator.products.strategy_for(at_once),
         path=operator.path.label,
         sweeps=rounds * steps * factor,
         products=probes * steps * (3 if factor == 2 else 1),

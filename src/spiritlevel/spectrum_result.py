@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # An eigenvalue stands apart from the bulk where the next one is smaller by this factor.
 SMALLEST_GAP = 1.5
+OUTLIER_SHARE = 0.01  # of the largest eigenvalue, below which none is an outlier
 TITLES = {
     "eigenvalue_max": "Largest eigenvalue",
     "eigenvalue_min": "Smallest eigenvalue",
@@ -154,10 +155,11 @@ class Spectrum:
         values, residuals = self.nodes[probe].flip(0), self.residuals[probe].flip(0)
         limit = 2 * self.classes + 10 if self.classes else 50
         best, widest = 0, SMALLEST_GAP
-        floor = self.rounding * float(self.nodes.abs().max())
+        top = float(values[0])
         for place in range(min(limit, len(values) - 1)):
-            value, following = float(values[place]), max(float(values[place + 1]), floor)
-            if value <= floor or float(residuals[place]) > 0.01 * value:
+            # Gaps deep in the bulk, where values cross zero, are none: what lies below a thousandth counts as one.
+            value, following = float(values[place]), max(float(values[place + 1]), 1e-3 * top)
+            if value <= OUTLIER_SHARE * top or value <= 0 or float(residuals[place]) > 0.01 * value:
                 break
             if value / following > widest:
                 best, widest = place + 1, value / following

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spiritlevel.errors import UsageError
 from spiritlevel.operators.batch_products import BatchProducts, ForwardOverReverse, RetainedGraph, hessian_by_forward
@@ -30,7 +30,8 @@ class Products:
 
     ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through
     that graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile,
-    on a GPU), "auto" (looped on a CPU, batched for small graphs and on a GPU, forward where a graph does not fit).
+    on a GPU), "auto" (looped on a CPU; batched for small graphs and on a GPU; forward where a graph does not fit, and
+    for convolutions on a GPU).
     Where double backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the
     graphs of all batches alive between sweeps: True, False, or None for where they fit.
     """
@@ -64,7 +65,7 @@ class Products:
     @property
     def strategy(self) -> str:
         """The strategy in use; before the first product, the one that would be used for one vector."""
-        return self._chosen or self._choose(1)
+        return self._chosen or self.strategy_for(1)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -84,7 +85,7 @@ class Products:
         """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data."""
         problem = self.problem
         with problem.session():
-            self._chosen = self._choose(count)
+            self._chosen = self.strategy_for(count)
             if self._kept is not None:
                 for done, part in enumerate(self._kept, 1):
                     yield part
@@ -125,7 +126,8 @@ class Products:
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def _choose(self, count: int) -> str:
+    def strategy_for(self, count: int) -> str:
+        """Return the strategy for blocks of so many vectors."""
         path = self.path
         if path.differences:
             return "finite differences"
@@ -142,6 +144,9 @@ class Products:
         free = free_bytes(problem.device)
         if size > GRAPH_SHARE * free and not problem.survey.coupled:
             return ["forward", "looped"]
+        convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in problem.model.modules())
+        if problem.device.type == "cuda" and convolutions and size > SMALL_GRAPH and not problem.survey.coupled:
+            return ["forward", "batched", "looped"]  # a convolution's double backward is slow there
         # A large graph keeps a CPU busy vector by vector; a small one is all overhead, which a block shares.
         together = problem.device.type == "cuda" or size <= SMALL_GRAPH
         if together and count > 1 and size * (1 + count / 2) <= GRAPH_SHARE * free:
