@@ -123,7 +123,7 @@ class DirectGradients(SampleGradients):
         self.samples = values.shape[1]
 
     def squared_norms(self) -> Tensor:
-        return self.values.flatten(2).square().sum(2)
+        return self.values.reshape(*self.values.shape[:2], -1).square().sum(2)  # a parameter may be a single number
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         into += torch.tensordot(coefficients, self.values.square(), dims=2).reshape(into.shape)

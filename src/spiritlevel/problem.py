@@ -238,7 +238,10 @@ class Problem:
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
         gradients_on = [(tensor, tensor.requires_grad) for tensor in self.model.parameters()]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        # Beside buffers, embeddings with max_norm are written to by their own forward.
+        rewritten = list(self.model.buffers())
+        rewritten += [m.weight for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in rewritten]
         chosen = {id(tensor) for tensor in self.tensors}
         devices = [self.device] if self.device.type == "cuda" else []
         with contextlib.ExitStack() as stack:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.data import slice_batch
+from spiritlevel.data import map_tensors, slice_batch
+from spiritlevel.errors import SpiritlevelError
 from spiritlevel.problem import Batch, Problem
 
 # Numbers of gradient formed at once, over all columns.
@@ -65,7 +66,7 @@ class Fallback:
         tensors = [self.problem.chosen_parameters[name] for name in self.names]
         rows: list[list[Tensor]] = []
         for i in range(columns.shape[1]):
-            outputs = self.problem.outputs(slice_batch(content, i, i + 1))[0]
+            outputs = self._alone(slice_batch(content, i, i + 1), columns.shape[2:])
             per_column = [
                 torch.autograd.grad(
                     outputs, tensors, column[i], retain_graph=True, allow_unused=True, materialize_grads=True
@@ -74,3 +75,16 @@ class Fallback:
             ]
             rows.append([torch.stack(parts) for parts in zip(*per_column)])
         return {name: torch.stack([row[j] for row in rows], 1) for j, name in enumerate(self.names)}
+
+    def _alone(self, sample: Any, shape: torch.Size) -> Tensor:
+        """Return one sample's outputs; a model that drops a batch dimension of 1 (squeeze) sees the sample twice."""
+        outputs = self.problem.outputs(sample)
+        if outputs.shape == (1, *shape):
+            return outputs[0]
+        outputs = self.problem.outputs(map_tensors(sample, lambda t: torch.cat([t, t]) if t.ndim else t))
+        if outputs.shape != (2, *shape):
+            raise SpiritlevelError(
+                f"the model gives outputs of shape {tuple(outputs.shape)} for two samples whose outputs have the shape "
+                f"{tuple(shape)} in larger batches, so no sample has its own curvature; make it keep the batch dimension"
+            )
+        return outputs[0]
