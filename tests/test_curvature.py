@@ -104,6 +104,32 @@ def test_only_layers_behind_the_last_curved_operation_are_exact(name: str) -> No
         close(sums.diagonal[0], dense.ggn.diagonal()[dense.slices[full]].reshape(dense.shapes[full]))
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["mlp", "conv2d_dilated_grouped", "batch_norm_2d", "embedding", "prelu", "functional"])
+def test_every_device_present_gives_the_dense_hessian(name: str, device: str) -> None:
+    problem = PIECEWISE_LINEAR[name].problem(device=device)
+    assert problem.device.type == device
+    assert_exact(problem)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["gelu", "attention", "lstm", "weight_norm"])
+def test_remainders_are_sampled_on_every_device_present(name: str, device: str) -> None:
+    problem = SMOOTH[name].problem(device=device)
+    blocks = Blocks(problem, ALL, maximum_probes=48)
+    dense = Dense(problem)
+    trace = blocks.network_trace()
+    assert abs(trace.value - float(dense.hessian.trace())) <= 5 * trace.stderr
+    for weight, full in problem.weights.items():
+        forms = quadratic_forms(dense, full, "in")
+        rows = blocks.row_sum(weight)
+        assert abs(rows.value - float(forms.sum())) <= 5 * rows.stderr + 1e-8 * float(forms.abs().sum()) + 1e-12
+        assert blocks.columns(weight).value.device.type == "cpu"
+
+
 # --- losses --------------------------------------------------------------------------------------------------------
 
 

@@ -9,9 +9,11 @@ import torch
 from cases import PIECEWISE_LINEAR
 from torch import Tensor, nn
 
+from spiritlevel.blocks import Blocks
 from spiritlevel.layers import WeightView, as_matrix, from_matrix, matrix_shape, rule_of, unfold
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Problem
+from spiritlevel.reference import Dense
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, int, int, int]]] = {
     "linear": (nn.Linear(3, 5), (1, 5, 3, 1)),
@@ -159,6 +161,55 @@ def test_a_subclass_has_no_rule() -> None:
     assert rule_of(nn.Linear(2, 2)) is not None
     assert rule_of(Doubled(2, 2)) is None
     assert rule_of(nn.ReLU()) is None
+
+
+class Temperature(nn.Module):
+    """A single number scales the outputs, as in contrastive models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner, self.head = nn.Parameter(torch.tensor(1.3)), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.head(torch.relu(self.inner(x)))
+
+
+class Squeezing(nn.Module):
+    """Drops every dimension of size 1, the batch's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.head = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(x.squeeze() @ self.matrix))
+
+
+class SequenceFirst(nn.Module):
+    """Layers that see positions, or positions and samples together, where samples are expected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.transpose(0, 1)))
+        x = torch.relu(self.second(x.flatten(0, 1))).unflatten(0, x.shape[:2])
+        return self.head(x.mean(0))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (6, 3), (4, 3)])
+def test_unusual_models_take_the_general_way(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    make = {(4,): Temperature, (1, 4): Squeezing}.get(shape, SequenceFirst)
+    problem = Problem(make().double(), (torch.randn(6, *shape), torch.randint(0, 3, (6,))), batch_size=6)
+    blocks, dense = Blocks(problem, frozenset({"diagonal", "rows", "columns", "transposed"})), Dense(problem)
+    assert blocks.exact
+    assert blocks.sums is not None
+    assert blocks.sums.fallback
+    for full in problem.parameters:
+        expected = dense.hessian.diagonal()[dense.slices[full]].reshape(dense.shapes[full])
+        torch.testing.assert_close(blocks.diagonal(full).value, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_an_embedding_with_repeated_tokens_adds_before_squaring() -> None:

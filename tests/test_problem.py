@@ -370,6 +370,15 @@ def test_the_model_comes_back_as_it_was(mode: str, measures: str) -> None:
     assert_same(before, snapshot(model))
 
 
+def test_an_embedding_that_renorms_its_own_weight_comes_back() -> None:
+    model = nn.Sequential(nn.Embedding(6, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
+    given = torch.randint(0, 6, (5, 3)), torch.randint(0, 3, (5,))
+    before = snapshot(model)
+    problem = Problem(model, given)
+    assert problem.survey.count == 5
+    assert_same(before, snapshot(model))
+
+
 def test_the_model_comes_back_after_a_failure() -> None:
     torch.manual_seed(2)
     model = Stateful().train()
