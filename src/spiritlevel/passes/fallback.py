@@ -85,6 +85,6 @@ class Fallback:
         if outputs.shape != (2, *shape):
             raise SpiritlevelError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for two samples whose outputs have the shape "
-                f"{tuple(shape)} in larger batches, so no sample has its own curvature; make it keep the batch dimension"
+                f"{tuple(shape)} in larger batches, so no sample stands alone; make it keep the batch dimension"
             )
         return outputs[0]
