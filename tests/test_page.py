@@ -87,8 +87,8 @@ def test_epochs_go_from_the_first_to_the_last() -> None:
     reports = [made_report(1 / e, weights=f"epoch-{e}.pt", loss=1 / e, at_minimum=e > 5) for e in (10, 1, 5)]
     strong, rest = answer(page.of_reports(reports))
     assert strong == (
-        "From epoch 1 to 10, Hessian trace went from 10.000 to 1.0000 and top eigenvalue of the Hessian went from 2.0000 "
-        "to 0.20000."
+        "From epoch 1 to 10, Hessian trace went from 10.000 to 1.0000 and top eigenvalue of the Hessian went from "
+        "2.0000 to 0.20000."
     )
     assert rest == "The loss went from 1.00 to 0.100; 2 of the 3 networks are not at a minimum."
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spiritlevel.page.extras import need
-from spiritlevel.page.palette import Palette
+from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 
@@ -36,13 +36,13 @@ def layer_shares(
     rows = Rows(
         name,
         [
-            {"layer": layer, "quantity": titles[quantity], "share": short(share)}
+            {"layer": layer, "quantity": in_lines(titles[quantity], 24), "share": short(share)}
             for quantity, found in shares.items()
             for layer, share in found.items()
             if layer in kept
         ],
     )
-    domain = [titles[quantity] for quantity in shares]
+    domain = [in_lines(titles[quantity], 24) for quantity in shares]
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
@@ -51,7 +51,7 @@ def layer_shares(
             .mark_bar()
             .encode(
                 x=alt.X("share:Q", title="share of the network's sum", axis=alt.Axis(format="%", tickCount=5)),
-                y=alt.Y("layer:N", sort=order, title=None),
+                y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(labelLimit=130)),
                 yOffset=alt.YOffset("quantity:N", sort=domain),
                 color=alt.Color(
                     "quantity:N",
@@ -77,6 +77,6 @@ def layer_shares(
         draw,
         [rows],
         f"Shares of the layers. {'; '.join(said)}.{rest}",
-        height=110 + len(order) * max(22, 14 * len(domain)),
+        height=126 + len(order) * max(22, 14 * len(domain)),
         caption=rest.strip(),
     )

@@ -60,5 +60,5 @@ def quantity_words(content: Content, quantity: str) -> str:
     """Return a layer quantity in words, with what rescaling does to it."""
     title = content.title(quantity)
     if quantity == TRACE:
-        return f"{title} (rescaling layers moves it)"
-    return f"{title} (no rescaling moves it)"
+        return f"{title} (rescaling moves it)"
+    return f"{title} (rescaling cannot)"

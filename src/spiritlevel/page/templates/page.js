@@ -63,11 +63,11 @@
   // Paper has no folds: everything is opened and drawn, and closed again afterwards.
   let closed = [];
   addEventListener("beforeprint", () => {
-    closed = folds.filter((fold) => !fold.open);
+    closed = closed.concat(folds.filter((fold) => !fold.open));
     closed.forEach((fold) => { fold.open = true; });
     drawAll(document);
   });
-  addEventListener("afterprint", () => { closed.forEach((fold) => { fold.open = false; }); });
+  addEventListener("afterprint", () => { closed.forEach((fold) => { fold.open = false; }); closed = []; });
 
   // A row and what stands behind it.
   for (const button of document.querySelectorAll("button.unfold")) {
