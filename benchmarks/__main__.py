@@ -18,7 +18,7 @@ from benchmarks.timing import Work, measure
 # Samples of each work.  A GPU gets data worth its while, and no peer to wait for.
 FULL = {
     "trace": 256, "probes": 50, "lenet5": 512, "fcnbn": 256, "resnet18": 32, "peer_samples": 4, "layers": 256,
-    "top": 256, "density": 128, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 1000,
+    "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 500,
 }  # fmt: skip
 QUICK = {
     "trace": 64, "probes": 8, "lenet5": 64, "fcnbn": 64, "resnet18": 8, "peer_samples": 1, "layers": 64,

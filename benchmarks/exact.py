@@ -92,7 +92,7 @@ class PlainHessian:
 
 
 def distance(nodes: Tensor, weights: Tensor, eigenvalues: Tensor) -> float:
-    """Return the Wasserstein-1 distance of a weighted set of nodes from a spectrum, relative to the spectrum's range."""
+    """Return the Wasserstein-1 distance of weighted nodes from a spectrum, relative to the spectrum's range."""
     from scipy.stats import wasserstein_distance
 
     extent = float(eigenvalues.max() - eigenvalues.min())

@@ -5,6 +5,7 @@ Every point runs in a process of its own, so that its peak memory is its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +23,13 @@ from benchmarks import material
 from benchmarks.timing import synchronise
 
 BASE = {"samples": 2048, "width": 64, "classes": 10, "depth": 3}
-AXES = {
+AXES: dict[str, tuple[int, ...]] = {
     "samples": (1024, 2048, 4096, 8192),
     "width": (64, 128, 256, 512),
     "classes": (4, 8, 16, 32),
     "depth": (2, 4, 8, 16),
 }
-QUICK = {axis: values[:2] for axis, values in AXES.items()}
+QUICK: dict[str, tuple[int, ...]] = {axis: values[:2] for axis, values in AXES.items()}
 MEANING = {"samples": "samples N", "width": "parameters P", "classes": "classes C", "depth": "depth"}
 
 
@@ -50,18 +52,32 @@ def point(samples: int, width: int, classes: int, depth: int, device: torch.devi
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.max_memory_allocated(device)
     else:
-        before = _peak_of_process()
+        before = _memory("VmRSS")
+        _forget_peak()
     synchronise(device)
     start = time.perf_counter()
     sl.curvature(sl.Problem(model, data))
     synchronise(device)
     seconds = time.perf_counter() - start
-    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_of_process()
+    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _memory("VmHWM")
     return {"seconds": seconds, "megabytes": (after - before) / 1e6, "parameters": parameters}
 
 
-def _peak_of_process() -> int:
+def _memory(kind: str) -> int:
+    """Return the bytes this process holds now (VmRSS) or held at most (VmHWM)."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{kind}:"):
+                return 1024 * int(line.split()[1])
+    except OSError:  # no such file outside Linux: the peak of the whole life, an upper bound
+        pass
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _forget_peak() -> None:
+    """Let the peak start anew from what is held now, so that making the data does not hide the work's own."""
+    with contextlib.suppress(OSError):  # not allowed here: the peak then includes what came before
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def growth(

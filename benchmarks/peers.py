@@ -46,7 +46,7 @@ def _old_functions() -> Iterator[None]:
             warnings.simplefilter("ignore")  # it makes reference cycles on purpose, and torch says so each time
             yield
     finally:
-        torch.eig = before  # type: ignore[assignment]
+        torch.eig = before
 
 
 class PyHessian:
@@ -123,7 +123,7 @@ class BackPack:
         self.loss = extend(nn.CrossEntropyLoss(reduction="sum"))
         self.data = data
 
-    def _passes(self, batch_size: int, extension: Any) -> Iterator[list[nn.Parameter]]:
+    def _passes(self, batch_size: int, extension: Any) -> Iterator[list[Any]]:
         from backpack import backpack
 
         x, y = self.data
@@ -151,7 +151,7 @@ class BackPack:
 
         return torch.cat(
             [
-                sum(p.diag_ggn_exact_batch.flatten(1).sum(1) for p in parameters)
+                torch.stack([p.diag_ggn_exact_batch.flatten(1).sum(1) for p in parameters]).sum(0)
                 for parameters in self._passes(batch_size, BatchDiagGGNExact())
             ]
         )

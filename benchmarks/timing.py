@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,7 +128,9 @@ def number(value: float) -> str:
 
 
 def best_setting(
-    settings: dict[str, Callable[[], Any]], device: torch.device, accepted: Callable[[Any], bool] = lambda answer: True
+    settings: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    accepted: Callable[[Any], bool] = lambda answer: True,
 ) -> tuple[str, Callable[[], Any]]:
     """Return the fastest of several settings whose answer is accepted; of none, the last one."""
     best: tuple[float, str] | None = None
