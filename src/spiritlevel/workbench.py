@@ -9,6 +9,7 @@ from typing import Any
 from spiritlevel.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
 from spiritlevel.estimate import Estimate
 from spiritlevel.estimators.eigenvalues import Eigenpairs, top_eigenpairs
+from spiritlevel.operators import HessianOperator
 from spiritlevel.operators.layer_tops import top_eigenvalues
 from spiritlevel.passes.curvature import CurvatureSums, curvature_sweep, fisher_columns
 from spiritlevel.passes.gradient import GradientStats, mean_gradient
@@ -86,16 +87,20 @@ class Workbench:
             key = (k, which, tolerance)
             if key not in self._pairs:
                 problem = self.problem
-                self._pairs[key] = top_eigenpairs(
-                    problem.hessian.matvec,
-                    problem.size,
-                    min(k, problem.size),
-                    which,  # type: ignore[arg-type]
-                    tolerance=tolerance,
-                    seed=self.seed,
-                    dtype=problem.dtype,
-                    device=problem.device,
-                )
+                matrix = HessianOperator(problem, keep_graphs=None)
+                try:
+                    self._pairs[key] = top_eigenpairs(
+                        matrix.matvec,
+                        problem.size,
+                        min(k, problem.size),
+                        which,  # type: ignore[arg-type]
+                        tolerance=tolerance,
+                        seed=self.seed,
+                        dtype=problem.dtype,
+                        device=problem.device,
+                    )
+                finally:
+                    matrix.release()
             return self._pairs[key]
 
         return find

@@ -14,6 +14,7 @@ from spiritlevel.estimators.lanczos import lanczos
 from spiritlevel.estimators.probes import random_signs
 from spiritlevel.estimators.quadrature import frobenius_squared
 from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.operators import HessianOperator
 from spiritlevel.operators.trust import path_of
 from spiritlevel.problem import Problem
 from spiritlevel.reference import curvature as reference
@@ -128,11 +129,12 @@ def hessian_frobenius(
     values: list[float] = []
     steps = min(steps, problem.size)
     products = 0
+    matrix = HessianOperator(problem, keep_graphs=None)
     while True:
         start = random_signs(
             problem.size, probes, seed=seed, first=products // steps, dtype=problem.dtype, device=problem.device
         )
-        run = lanczos(problem.hessian.matvec, start, steps, seed=seed)
+        run = lanczos(matrix.matvec, start, steps, seed=seed)
         products += probes * steps
         values.extend(frobenius_squared(run).samples)
         draws = torch.tensor(values, dtype=torch.float64)
@@ -140,12 +142,16 @@ def hessian_frobenius(
         # The norm's relative error is half its square's.
         if error <= 2 * tolerance * mean or len(values) >= max_probes:
             break
+    matrix.release()
+    status, reason = matrix.path.verdict(
+        error <= 2 * tolerance * mean, f"the error is still {error / mean:.0%} of the square" if mean > 0 else ""
+    )
     square = Estimate(
         mean,
         error,
         how="estimated",
-        status="ok" if error <= 2 * tolerance * mean else "budget_spent",
-        reason="" if error <= 2 * tolerance * mean else f"the error is still {error / mean:.0%} of the square",
+        status=status,
+        reason=reason,
         samples=problem.survey.count,
         passes=float(products),
     )

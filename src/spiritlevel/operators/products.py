@@ -31,9 +31,8 @@ class Products:
     ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through
     that graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile,
     on a GPU), "auto" (looped on a CPU; batched for small graphs and on a GPU; forward where a graph does not fit, and
-    for convolutions on a GPU).
-    Where double backward cannot be trusted every strategy gives way to finite differences.  ``keep_graphs`` keeps the
-    graphs of all batches alive between sweeps: True, False, or None for where they fit.
+    for convolutions on a GPU).  Where double backward cannot be trusted every strategy gives way to finite differences.
+    ``keep_graphs`` keeps the graphs of all batches alive between sweeps: True, False, or None for where they fit.
     """
 
     def __init__(
