@@ -423,9 +423,29 @@ def test_networks_without_symmetries_are_compared_without_promises() -> None:
     for label in ("a", "b"):
         model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
         problems[label] = sl.Problem(model, (x, y))
-    found = sl.compare(problems, ["hessian_trace"])
-    row = found.rows["hessian_trace"]
-    assert row.holding.kind in ("not_tried", "undecided")
+    with torch.no_grad():  # the second is clearly different
+        for parameter in problems["b"].model.parameters():
+            parameter.mul_(3.0)
+    found = sl.compare(problems, ["ggn_trace", "softmax_impurity"])
+    assert found.flatter("ggn_trace") is not None
+    assert found.rows["ggn_trace"].holding.kind == "not_tried"
+    assert found.rows["softmax_impurity"].holding.kind == "scales_with_logits"
+
+
+@pytest.mark.slow
+def test_a_sampled_trace_is_reversed_by_measuring_too() -> None:
+    """BatchNorm in training mode couples samples, so the trace is sampled and no closed form proposes the factor."""
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    problems = {}
+    for label, width in (("a", 3), ("b", 8)):
+        model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+        problems[label] = sl.Problem(model, (x, y), mode="train")
+    row = sl.compare(problems, ["hessian_trace"]).rows["hessian_trace"]
+    assert row.flattest is not None
+    assert row.contrasts[0].over_samples == "none"
+    assert row.holding.reversal is not None
+    assert row.holding.reversal.measurements > 1
 
 
 def test_the_users_networks_stay_as_they_were(problems: dict[str, sl.Problem]) -> None:

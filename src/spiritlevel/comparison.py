@@ -212,12 +212,13 @@ class Check:
             kind = "changes" if reversal is None else "reversible"
             words = _changed_words(changed, reversal, self.search)
             return Holding(kind, words, True, changed, scales, reversal)  # type: ignore[arg-type]
+        # A function of the outputs alone cannot notice what keeps them.
+        if scales and set(own.needs) == {"outputs"}:
+            return Holding("scales_with_logits", "scales with the logits", True, (), True)
         if not tried:
             return Holding("not_tried", "no rescaling was found in these networks to try", True, (), scales)
         if set(tried) != {"invariant"}:
             return Holding("changes", "rescaling may change it: undecided within its error", True, (), scales)
-        if scales and set(own.needs) == {"outputs"}:
-            return Holding("scales_with_logits", "scales with the logits", True, (), True)
         return Holding("invariant", "invariant to every rescaling found", True, (), scales)
 
     def _reversal(self, own: Measure, pair: tuple[str, str], changed: Sequence[str]) -> Reversal | None:

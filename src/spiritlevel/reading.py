@@ -86,11 +86,9 @@ def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> st
         return f"for {surviving} of the {most} no {found} could say otherwise"
     if by_logits == most:
         return f"{'it scales' if most == 1 else 'they scale'} with the logits"
-    return (
-        "a rescaling of the weights that keeps the function changes every one of them"
-        if not by_logits
-        else ("none of them is beyond a rescaling of the weights or of the outputs")
-    )
+    if by_logits:
+        return "none of them is beyond a rescaling of the weights or of the outputs"
+    return f"a rescaling of the weights that keeps the function changes {'it' if most == 1 else 'every one of them'}"
 
 
 def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]) -> str:

@@ -76,6 +76,7 @@ class Side:
     label: str
     equivalents: Equivalents
     seed: int = 0
+    exact_diagonal: bool = False  # known once the squares are
     _squares: dict[str, tuple[Array, Array]] | None = field(default=None, repr=False)
 
     @property
@@ -83,9 +84,10 @@ class Side:
         """Squared weights and Hessian diagonal of every parameter."""
         if self._squares is None:
             problem = self.equivalents.problem
-            diagonal = curvature(problem, seed=self.seed).diagonal
+            found = curvature(problem, seed=self.seed)
+            self.exact_diagonal = found.exact
             self._squares = {
-                name: (tensor.detach().double().square().cpu().numpy(), diagonal[name].cpu().numpy())
+                name: (tensor.detach().double().square().cpu().numpy(), found.diagonal[name].cpu().numpy())
                 for name, tensor in problem.chosen_parameters.items()
             }
         return self._squares
@@ -172,15 +174,12 @@ class Surrogate:
     def __init__(self, side: Side, form: str) -> None:
         self.squares = side.squares
         self.form = form
+        # Whether the measure is this very function of a diagonal that is known exactly.
+        self.exact = side.exact_diagonal and form not in ("like_trace", "like_kappa")
         weights = side.equivalents.problem.weights
         self.names = list(weights.values()) if form.startswith("kappa") else list(self.squares)
         if form == "kappa_last" and weights:
             self.names = self.names[-1:]
-
-    @property
-    def exact(self) -> bool:
-        """Whether the measure is this very function of the diagonal."""
-        return self.form != "like_trace" and self.form != "like_kappa"
 
     def along(self, direction: Direction) -> Callable[[float], float]:
         """Return the surrogate as a function of the direction's size t."""
