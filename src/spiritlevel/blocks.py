@@ -10,6 +10,7 @@ from torch import Tensor
 from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, How, Status
 from spiritlevel.layers import matrix_shape
+from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.curvature import CurvatureSums, ParameterSums, curvature_sweep
 from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
@@ -131,10 +132,10 @@ class Blocks:
         if exact_columns and all(self.exact_layers[name] for name in layers):
             return "exact", True, "ok", ""
         form = self._forms.get(kind)
-        if form is not None and not form.met:
-            reason = f"the standard error is above {self.tolerance:.0%} of the value after {form.probes} probes"
-            return "estimated", False, "budget_spent", reason
-        return "estimated", False, "ok", ""
+        if form is None:
+            return "estimated", False, "ok", ""
+        shortfall = f"the standard error is above {self.tolerance:.0%} of the value after {form.probes} probes"
+        return "estimated", False, *path_of(self.problem).verdict(form.met, shortfall)
 
     def _layer_of(self, full: str) -> str:
         return next(name for name, layer in self.problem.layers.items() if full in layer.parameters.values())
