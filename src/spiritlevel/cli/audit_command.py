@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -38,6 +37,7 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.cli import names
     from spiritlevel.cli.measuring_command import _Subject as Subject
+    from spiritlevel.cli.pages import check_page
     from spiritlevel.cli.screens import console, note
     from spiritlevel.cli.values import split_list
     from spiritlevel.planning import plan

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -42,6 +41,7 @@ def compare_command(measure_command: Command) -> Command:
 
 def run_compare(options: dict[str, Any]) -> int:
     """Compare networks on the same data: which is flatter by each measure, and would a rescaling say otherwise."""
+    from spiritlevel.cli.pages import check_page
     from spiritlevel.results.writing import check_writable
 
     target = options.get("json")
