@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from spiritlevel.errors import UsageError
-from spiritlevel.results.writing import check_writable
 
 
 def check_page(html: str | None, learning_rate: float | None = None) -> None:
@@ -16,7 +15,8 @@ def check_page(html: str | None, learning_rate: float | None = None) -> None:
         return
     if html == "-":
         raise UsageError("--html - is not possible; name a file")
-    check_writable(html, "--html")
     from spiritlevel.page.extras import check
+    from spiritlevel.results.writing import check_writable
 
+    check_writable(html, "--html")
     check()
