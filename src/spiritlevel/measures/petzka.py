@@ -33,9 +33,7 @@ def _combined(layers: Layers, reduce: str, samples: int) -> Estimate:
         name, top = max(layers.items(), key=lambda item: item[1].value)
         if any(e.stderr > 0 for e in estimates):
             # The largest of noisy values is too large on average: an honest label, not a corrected number.
-            return Estimate(
-                top.value, top.stderr, how="upper_bound", samples=samples, details={"layer": name}, status=top.status
-            )
+            return replace(top, how="upper_bound", verified=False, samples=samples, details={"layer": name})
         return Estimate(**{**vars(top), "samples": samples, "details": {"layer": name}})
     value = sum(e.value for e in estimates)
     intervals = [e.interval for e in estimates]
