@@ -158,9 +158,20 @@ def test_selecting_by_group_glob_and_comma() -> None:
 MATRICES_ONLY = {"pac_bayes_terms", "normalized_sharpness_direct"}
 
 
-@pytest.mark.parametrize(
-    ("name", "net"), [(name, net) for net in NETS for name in MEASURES if not (net == "conv" and name in MATRICES_ONLY)]
-)
+# The brute force of these takes many draws; one network by default, the others with the slow tests.
+LONG = {"normalized_sharpness_direct", "noise_curvature"}
+
+
+def _pairs() -> list[Any]:
+    return [
+        pytest.param(name, net, marks=[pytest.mark.slow] if name in LONG and net != "mlp" else [])
+        for net in NETS
+        for name in MEASURES
+        if not (net == "conv" and name in MATRICES_ONLY)
+    ]
+
+
+@pytest.mark.parametrize(("name", "net"), _pairs())
 def test_every_measure_agrees_with_brute_force(name: str, net: str) -> None:
     own = MEASURES[name]
     assert own.reference is not None
@@ -398,7 +409,7 @@ def test_another_seed_changes_only_what_is_sampled() -> None:
 @pytest.mark.parametrize("net", ["mlp", "gelu"])
 def test_the_batch_size_changes_nothing(net: str) -> None:
     model, data = NETS[net]()
-    small = sl.measure(Problem(model, data, batch_size=3), "all", settings=SETTINGS)
+    small = sl.measure(Problem(model, data, batch_size=7), "all", settings=SETTINGS)
     for name, before in reported(net).items():
         slack = 2 * _uncertainty(before) if before.interval is not None else 0.0
         assert abs(small[name].value - before.value) <= 1e-6 * abs(before.value) + slack, name
@@ -479,7 +490,7 @@ HARD: dict[str, Callable[[], Problem]] = {
     "gelu": lambda: _from_case(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)), (3,)),
     "batch_norm": lambda: _batch_norm("eval"),
     "batch_norm_training": lambda: _batch_norm("train"),
-    "lstm": lambda: _from_case(Recurrent(), (4, 3)),
+    "lstm": lambda: _from_case(Recurrent(), (2, 3)),
     "only_biases": lambda: _from_case(OnlyBias(), (3,)),
     "dead": _dead,
     "interpolating": _interpolating,
