@@ -25,6 +25,7 @@ from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, points, sentences
 from spiritlevel.page.content import Content
+from spiritlevel.page.figures.shares import shortened
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
@@ -412,7 +413,7 @@ def test_ratios_are_marked_by_what_survives() -> None:
     content = compared(made_report(error=0.01), made_report(2.0, error=0.01))
     figure = builder.figures(content)["ratios"]
     rows = {row["measure"].replace("\n", " "): row for row in figure.data[0].values}
-    assert rows["Hessian trace"]["kind"] == "changes under rescaling, no reversal known"
+    assert rows["Hessian trace"]["kind"] == "changes under rescaling"
     assert rows["Normalised sharpness"]["kind"] == "survives rescaling"
     assert rows["Output margin"]["kind"] == "scales with the logits"
     # Half the margin is twice as sharp: the ratio is turned over.
@@ -511,3 +512,22 @@ def test_studies_are_answered_by_their_claims() -> None:
     strong, rest = sentences.of_studies(page.of_studies([record]))
     assert strong == "Of 2 claims, 0 hold, 0 do not hold, 0 are undecided, 2 were not run."
     assert rest.startswith("This is size smoke, with 0 of 1 runs finished")
+
+
+def test_long_layer_names_stay_apart() -> None:
+    names = [f"stage{i}.block{j}.very_long_module_name.conv{k}" for i in range(3) for j in range(3) for k in range(3)]
+    found = shortened(names)
+    assert len(set(found)) == len(names)
+    assert max(map(len, found)) <= 25
+    alike = [f"{'x' * 40}{i}{'y' * 40}" for i in range(3)]
+    assert shortened(alike) == alike
+
+
+def test_a_pair_that_differs_is_not_called_undecided() -> None:
+    scales = {"a": 1.0, "b": 1.01, "c": 3.0}
+    found = compare({label: made_report(scale, error=0.4) for label, scale in scales.items()})
+    rows = builder.figures(page.of_comparison(found))["ratios"].data[0].values
+    kinds = {(row["measure"], row["letter"]): row["kind"] for row in rows}
+    assert found.rows["hessian_trace"].flattest is None
+    assert kinds["Hessian trace", "B"] == "undecided: within its error"
+    assert kinds["Hessian trace", "C"] == "no rescaling was tried"

@@ -46,7 +46,7 @@ class Palette:
                 "gridColor": self.grid,
                 "domainColor": self.muted,
                 "tickColor": self.muted,
-                "labelLimit": 170,
+                "labelLimit": 200,
                 "titleFontWeight": "normal",
             },
             "legend": {**text, "orient": "top", "title": None, "labelLimit": 260, "symbolStrokeWidth": 2},
@@ -56,7 +56,7 @@ class Palette:
         }
 
 
-def in_lines(text: str, width: int = 22) -> str:
+def in_lines(text: str, width: int = 30) -> str:
     """Return a label in lines of about so many letters, broken between words only."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)) or text
 

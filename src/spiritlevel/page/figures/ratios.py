@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 MARKS = {
     "invariant": ("survives rescaling", "blue", "circle"),
     "reversible": ("reversible by rescaling", "orange", "diamond"),
-    "changes": ("changes under rescaling, no reversal known", "orange", "triangle-up"),
+    "changes": ("changes under rescaling", "orange", "triangle-up"),
     "scales_with_logits": ("scales with the logits", "purple", "square"),
     "undecided": ("undecided: within its error", "grey", "cross"),
-    "not_tried": ("no rescaling to try", "grey", "triangle-down"),
+    "not_tried": ("no rescaling was tried", "black", "triangle-down"),
 }
 
 _FINE = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5)
@@ -43,13 +43,17 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
             if row.sharper_when == "smaller":
                 low, middle, high = 1 / high, 1 / middle, 1 / low
                 turned.append(row.title)
-            # An undecided pair is drawn as undecided whatever another pair of the same measure says.
-            kind = "undecided" if contrast.flatter is None else row.holding.kind
+            kind: str = row.holding.kind
+            if contrast.flatter is None:
+                kind = "undecided"
+            elif kind == "undecided":  # this pair differs, but none of the networks is flatter than all the others
+                kind = "not_tried"
             words = MARKS[kind][0]
             values.append(
                 {
                     "measure": in_lines(row.title),
                     "network": f"{letters[other]} ÷ {letters[first]}",
+                    "letter": letters[other],
                     "ratio": short(middle),
                     "low": short(low),
                     "high": short(high),
@@ -96,11 +100,13 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
             alt.Tooltip("high:Q", title="to", format=".4~g"),
             alt.Tooltip("holds:N", title="ordering"),
         ]
+        names = base.mark_text(dy=-11, fontSize=11, color=palette.ink).encode(x=x, text="letter:N") if several else None
         one = alt.Chart(alt.NamedData(f"{name}_one")).mark_rule(strokeDash=[5, 4], color=palette.ink)
         return alt.layer(
             one.encode(x=alt.X("one:Q", scale=scale)),
             base.mark_rule(strokeWidth=2.5).encode(x=alt.X("low:Q", scale=scale), x2="high:Q", color=colour),
             base.mark_point(filled=True, size=110, opacity=1).encode(x=x, color=colour, shape=shape, tooltip=tooltip),
+            *([names] if names is not None else []),
         )
 
     caption = "Lines are 95% intervals; those over samples are paired."
@@ -113,6 +119,6 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
         draw,
         [rows, Rows(f"{name}_one", [{"one": 1}])],
         f"Ratios, right of 1 where the second network is sharper: {'; '.join(said)}.",
-        height=62 + len(order) * (30 if not several else 14 + 13 * len(others)) + 20 * len(kinds),
+        height=62 + len(order) * (30 if not several else 14 + 16 * len(others)) + 20 * len(kinds),
         caption=caption,
     )

@@ -11,6 +11,7 @@ from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 
 MOST_LAYERS = 24
+LONGEST = 24
 
 
 def shares_of(values: Mapping[str, float]) -> dict[str, float]:
@@ -19,6 +20,22 @@ def shares_of(values: Mapping[str, float]) -> dict[str, float]:
     if any(value < 0 for value in values.values()):
         whole = sum(abs(value) for value in values.values())
     return {layer: value / whole for layer, value in values.items()} if whole > 0 else {}
+
+
+def shortened(names: list[str]) -> list[str]:
+    """Return names made short where they are long, in a way that keeps them apart; in full where none does."""
+
+    def by_parts(name: str) -> str:
+        return ".".join(part if len(part) <= 7 else f"{part[:4]}…" for part in name.split("."))
+
+    def by_ends(name: str) -> str:
+        return f"{name[: LONGEST - 11]}…{name[-10:]}"
+
+    for way in (by_parts, by_ends):
+        found = [name if len(name) <= LONGEST else way(name) for name in names]
+        if len(set(found)) == len(names) and max(map(len, found)) <= LONGEST:
+            return found
+    return names
 
 
 def layer_shares(
@@ -33,10 +50,11 @@ def layer_shares(
     dropped = len(layers) - MOST_LAYERS
     kept = set(layers[:MOST_LAYERS]) if dropped > 0 else set(layers)
     order = [layer for layer in first if layer in kept]
+    shown = dict(zip(order, shortened(order)))
     rows = Rows(
         name,
         [
-            {"layer": layer, "quantity": in_lines(titles[quantity], 24), "share": short(share)}
+            {"layer": shown[layer], "name": layer, "quantity": in_lines(titles[quantity], 24), "share": short(share)}
             for quantity, found in shares.items()
             for layer, share in found.items()
             if layer in kept
@@ -51,7 +69,7 @@ def layer_shares(
             .mark_bar()
             .encode(
                 x=alt.X("share:Q", title="share of the network's sum", axis=alt.Axis(format="%", tickCount=5)),
-                y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(labelLimit=130)),
+                y=alt.Y("layer:N", sort=list(shown.values()), title=None, axis=alt.Axis(labelLimit=165)),
                 yOffset=alt.YOffset("quantity:N", sort=domain),
                 color=alt.Color(
                     "quantity:N",
@@ -59,7 +77,7 @@ def layer_shares(
                     legend=alt.Legend(columns=1),
                 ),
                 tooltip=[
-                    alt.Tooltip("layer:N", title="layer"),
+                    alt.Tooltip("name:N", title="layer"),
                     alt.Tooltip("quantity:N", title="quantity"),
                     alt.Tooltip("share:Q", title="share", format=".1%"),
                 ],
