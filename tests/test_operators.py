@@ -295,8 +295,8 @@ def test_broken_second_derivatives_are_found_and_differences_take_over(
     assert any("finite differences of gradients" in note for note in problem.notes)
     assert distance(found, dense.hessian @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
     assert distance(problem.ggn @ block, dense.ggn @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
-    if dtype == torch.float32:
-        return
+    if dtype == torch.float32 or name not in ("once, last", "cut, middle"):
+        return  # the measures are made of these products; two cases show that they say so
     report = sl.measure(problem, ["hessian_trace", "hessian_top_eigenvalue", "fisher_rao_norm"], tolerance=0.2)
     top = report["hessian_top_eigenvalue"]
     exact = torch.linalg.eigvalsh(dense.hessian)
