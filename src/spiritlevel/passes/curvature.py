@@ -183,7 +183,9 @@ class _Sweep:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
             covered = _agreeing_layers(self.problem, outputs, recorder, graph)
-            self._by_graph[graph.signature] = covered, recorder.can_be_batched(outputs, factor.columns, covered)
+            # On a CPU the transform loops over columns inside convolutions and poolings, and copies at every step.
+            together = outputs.is_cuda and recorder.can_be_batched(outputs, factor.columns, covered)
+            self._by_graph[graph.signature] = covered, together
         self.covered, self.batched = self._by_graph[graph.signature]
         by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
         rest = tuple(name for name in self.problem.parameters if name not in by_rule)

@@ -95,12 +95,16 @@ class Recorder:
             )
             found = {name: [next(flat) for _ in self.edges[name]] for name in names}
             return {name: deltas for name, deltas in found.items() if all(delta is not None for delta in deltas)}
-        rows = [self.pull_back(outputs, column, names, retain_graph=True) for column in columns]
-        return {
-            name: [torch.stack(list(calls), dim=1).transpose(0, 1) for calls in zip(*(row[name] for row in rows))]
-            for name in names
-            if all(delta is not None for delta in rows[0][name])
-        }
+        found = {}
+        for k, column in enumerate(columns):
+            for name, deltas in self.pull_back(outputs, column, names, retain_graph=True).items():
+                if any(delta is None for delta in deltas):
+                    continue
+                if k == 0:
+                    found[name] = [d.new_empty((d.shape[0], len(columns), *d.shape[1:])) for d in deltas]
+                for into, delta in zip(found[name], deltas):
+                    into[:, k] = delta  # while it is still in the cache
+        return {name: [tensor.transpose(0, 1) for tensor in calls] for name, calls in found.items()}
 
     def can_be_batched(self, outputs: Tensor, columns: Tensor, names: list[str]) -> bool:
         """Whether pulling columns back together works for this model and agrees with pulling them back one by one."""
