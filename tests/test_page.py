@@ -23,7 +23,7 @@ from spiritlevel.comparison import compare
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.measures.registry import MEASURES
-from spiritlevel.page import builder, embedding, formulas, points, sentences
+from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.shares import shortened
 from spiritlevel.page.sections import epochs, settings
@@ -531,3 +531,48 @@ def test_a_pair_that_differs_is_not_called_undecided() -> None:
     assert found.rows["hessian_trace"].flattest is None
     assert kinds["Hessian trace", "B"] == "undecided: within its error"
     assert kinds["Hessian trace", "C"] == "no rescaling was tried"
+
+
+def test_samples_without_a_margin_are_neither_right_nor_wrong() -> None:
+    report = sampled_report(40)
+    report.per_sample["output_margin"][3] = float("nan")
+    report.per_sample["output_margin"][5] = -1.0
+    report.per_sample["output_margin"][6:] = 2.0
+    figure = builder.figures(page.of_reports(report))["trace_against_aceht"]
+    drawn = {row["sample"]: row["group"] for row in next(rows for rows in figure.data if rows.name == "samples").values}
+    assert set(range(40)) - set(drawn) == {3}
+    assert drawn[5] == "misclassified"
+    assert drawn[6] == "classified right"
+
+
+def test_an_audit_beside_a_report_says_what_was_measured() -> None:
+    report, found = made_report(), made_audit({"hessian_trace": "changes", "rho_sum": "invariant"})
+    content = loading.together([report, found, made_spectrum()], 0.1)
+    shown = builder.page_of(content)
+    assert shown.first.kind == "report"
+    assert {"audit", "sweep", "spectrum", "measures"} <= {section.name for section in shown.sections}
+    assert shown.first.table is not None
+    words = {row.cells[0].small: row.cells[-1].text for row in shown.first.table.rows}
+    assert (words["hessian_trace"], words["rho_sum"]) == ("yes, measured", "no, measured")
+
+
+def test_two_comparisons_do_not_fit_one_page() -> None:
+    found = compare({"a": made_report(), "b": made_report(2.0)})
+    with pytest.raises(UsageError, match="one comparison"):
+        loading.together([found, found])
+
+
+def test_commands_write_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ["--data", "digits", "--samples", "40", "-q", "--html"]
+    assert main(["measure", "digits_mlp", *common, "m.html", "-m", "output_margin,aceht", "--json", "m.json"]) == 0
+    assert main(["spectrum", "digits_mlp", *common, "s.html", "--probes", "2", "--steps", "4", "--lr", "0.1"]) == 0
+    made_report().save("a.json")
+    made_report(2.0).save("b.json")
+    assert main(["compare", "a.json", "b.json", "--html", "c.html"]) == 0
+    assert main(["study", "show", "margins-fig1", "--html", "t.html"]) == 0
+    kinds = {"m.html": "report", "s.html": "spectrum", "c.html": "comparison", "t.html": "study"}
+    for file, kind in kinds.items():
+        assert f'<body data-kind="{kind}">' in Path(file).read_text(), file
+    assert "--samples 40" in Path("m.html").read_text()  # the command line to copy
+    assert "the network as initialised" in Path("m.html").read_text()

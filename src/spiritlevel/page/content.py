@@ -41,12 +41,12 @@ class Content:
             return "comparison"
         if self.several:
             return "reports"
-        if self.reports and not self.audits and not self.spectra:
-            return "report"
-        if self.audits:
+        if self.reports and any(audit.base is self.first for audit in self.audits.values()):
             return "audit"
-        if self.spectra:
+        if self.spectra and not self.reports:
             return "spectrum"
+        if self.reports:
+            return "report"
         if self.studies:
             return "study"
         raise UsageError("there is nothing to make a page of; give a report, a comparison, an audit or a spectrum")
@@ -111,8 +111,7 @@ def of_audit(audit: Audit) -> Content:
 def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> Content:
     """Return the content of a spectrum."""
     rate = learning_rate if learning_rate is not None else spectrum.header.get("learning_rate")
-    label = label_of(spectrum.header)
-    return Content({label: spectrum.report()}, spectra={label: spectrum}, learning_rate=_checked(rate))
+    return Content(spectra={label_of(spectrum.header): spectrum}, learning_rate=_checked(rate))
 
 
 def of_studies(records: Iterable[Record]) -> Content:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page.content import Content
+from spiritlevel.page.figures.heat import factor_text
 from spiritlevel.page.figures.shares import shares_of
 from spiritlevel.page.sections.layers import INVARIANT, TRACE
 from spiritlevel.results import Report
@@ -106,8 +107,8 @@ def of_audit(content: Content) -> Answer:
     _, factor, name, symmetry = max(factors)
     words = {"layer_rescaling": "layers", "neuron_rescaling": "neurons"}[symmetry]
     return strong, (
-        f"The largest change shown is that of {_lowered(content.title(name))}, multiplied by {plain(factor, 2)} when "
-        f"{words} were rescaled."
+        f"The largest change shown is that of {_lowered(content.title(name))}, multiplied by {factor_text(factor)} "
+        f"when {words} were rescaled."
     )
 
 

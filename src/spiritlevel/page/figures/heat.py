@@ -29,9 +29,9 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
             text: str = verdict.verdict
             strength = 0.35
             if verdict.verdict == "changes":
-                text = f"× {_size(factor)}" if factor is not None else "changes"
+                text = f"× {factor_text(factor)}" if factor is not None else "changes"
                 size = abs(math.log10(factor)) if factor else 1.0
-                strength = 0.3 + 0.6 * min(size / 4, 1.0)
+                strength = 0.15 + 0.35 * min(size / 4, 1.0)  # the text in it stays readable
             elif verdict.verdict != "invariant":
                 strength = 0.2
             values.append(
@@ -92,5 +92,6 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
     )
 
 
-def _size(factor: float) -> str:
+def factor_text(factor: float) -> str:
+    """Return a factor with few digits, whatever its size."""
     return plain(factor, 2) if 1e-3 < factor < 1e5 else f"{factor:.0e}"

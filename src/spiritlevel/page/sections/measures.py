@@ -14,7 +14,7 @@ SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": "
 
 def section(content: Content) -> Section | None:
     """Return the fold of all measures of all networks."""
-    if not content.measures or content.kind == "spectrum":
+    if not content.measures:
         return None
     over_samples = not content.several and any(e.stderr_data is not None for e in content.first.values())
     columns = ["measure", *_value_columns(content), *(["over samples"] if over_samples else [])]

@@ -54,12 +54,17 @@ def _shown(content: Content) -> list[str]:
 
 
 def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
+    kept = counted(report, samples)
+    samples = {name: values[kept] for name, values in samples.items()}
     right = right_of(report)
+    right = None if right is None else right[kept]
     choice = choose(samples, right)
     points: list[dict[str, Any]] = []
     for index in choice.index:
         group = ALL if right is None else RIGHT if right[index] else WRONG
-        points.append({"sample": int(index), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}})
+        points.append(
+            {"sample": int(kept[index]), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}}
+        )
     points.sort(key=lambda point: point["group"] == WRONG)  # drawn last, on top of the others
     rows_of_points = Rows(f"samples{suffix}", points)
     titles = {name: content.title(name) for name in samples}
@@ -73,7 +78,7 @@ def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float
     rows = [
         Row(
             [
-                Cell(f"{int(i)}", value=int(i)),
+                Cell(f"{int(kept[i])}", value=int(kept[i])),
                 *(Cell(plain(float(v[i]), 4), value=float(v[i])) for v in samples.values()),
                 Cell("" if right is None else "right" if right[i] else "wrong"),
             ]
@@ -88,6 +93,14 @@ def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float
         numeric=range(len(samples) + 1),
     )
     return [*parts, listed]
+
+
+def counted(report: Report, samples: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the positions of the samples that count: those whose margin is a number, where margins were measured."""
+    for name in ("output_margin", "softmax_margin"):
+        if name in report.per_sample:
+            return np.flatnonzero(~np.isnan(report.per_sample[name].double().numpy()))
+    return np.arange(len(samples[Y]))
 
 
 def right_of(report: Report) -> NDArray[np.bool_] | None:

@@ -23,35 +23,38 @@ def section(content: Content) -> Section | None:
     command = command_of(content)
     if command:
         parts.append(Command(command))
-    elif content.reports:
+    headers = headers_of(content)
+    if headers and not command:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
-    if content.reports:
+    if headers:
         rows = [
-            Row([Cell(key.replace("_", " ")), *(Cell(_text(r.header.get(key))) for r in content.reports.values())])
+            Row([Cell(key.replace("_", " ")), *(Cell(_text(header.get(key))) for header in headers.values())])
             for key in _SHOWN
-            if any(r.header.get(key) not in (None, "", [], {}) for r in content.reports.values())
+            if any(header.get(key) not in (None, "", [], {}) for header in headers.values())
         ]
-        heads = list(content.reports) if content.several else ["value"]
+        heads = list(headers) if len(headers) > 1 else ["value"]
         parts.append(Table("settings-table", ["setting", *heads], rows))
     if not parts:
         return None
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
 
 
+def headers_of(content: Content) -> dict[str, Mapping[str, Any]]:
+    """Return what each network was measured on and how, by label."""
+    if content.reports:
+        return {label: report.header for label, report in content.reports.items()}
+    return {label: spectrum.header for label, spectrum in content.spectra.items()}
+
+
 def command_of(content: Content) -> str:
     """Return the command that measures the same again, where the reports came from the command line."""
-    if not content.reports:
-        return ""
-    request = content.first.header.get("request")
+    headers = list(headers_of(content).values())
+    request = headers[0].get("request") if headers else None
     if not isinstance(request, Mapping) or not request.get("model"):
         return ""
-    weights = [str(w) for report in content.reports.values() if (w := report.header.get("weights"))]
-    if content.audits:
-        verb = "audit"
-    elif content.spectra:
-        verb = "spectrum"
-    else:
-        verb = "compare" if content.comparison is not None else "measure"
+    weights = [str(w) for header in headers if (w := header.get("weights"))]
+    verbs = {"comparison": "compare", "audit": "audit", "spectrum": "spectrum"}
+    verb = verbs.get(content.kind, "measure")
     words = ["spiritlevel", verb, str(request["model"]), *dict.fromkeys(weights), "--data", str(request.get("data"))]
     for option in ("model_args", "data_args"):
         for key, value in (request.get(option) or {}).items():
