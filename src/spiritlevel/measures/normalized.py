@@ -79,8 +79,8 @@ def matrix_normalized_sharpness(
 def _cross_fitted_sum(h: TensorEstimate, clip: str) -> tuple[float, float]:
     """Sum the clipped diagonal without the noise's own bias: which entries count is decided on the other half.
 
-    Clipping takes the largest of all sums over a choice of entries (or signs), so a choice made without knowledge of the
-    noise is at most that, on average.  Entries of one probe are correlated by at most their own variances again.
+    Clipping takes the largest of all sums over a choice of entries (or signs), so a choice made without knowledge of
+    the noise is at most that, on average.  Entries of one probe are correlated by at most their own variances again.
     """
     assert h.halves is not None
     error = math.sqrt(2) * float(h.stderr.norm())
