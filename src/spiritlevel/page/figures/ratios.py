@@ -18,7 +18,7 @@ MARKS = {
     "reversible": ("reversible by rescaling", "orange", "diamond"),
     "changes": ("changes under rescaling", "orange", "triangle-up"),
     "scales_with_logits": ("scales with the logits", "purple", "square"),
-    "undecided": ("undecided: within its error", "grey", "cross"),
+    "undecided": ("undecided", "grey", "cross"),
     "not_tried": ("no rescaling was tried", "black", "triangle-down"),
 }
 
@@ -110,6 +110,8 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
         )
 
     caption = "Lines are 95% intervals; those over samples are paired."
+    if "undecided" in kinds:
+        caption += " Undecided is what lies within its error."
     if turned:
         listed = ", ".join(dict.fromkeys(turned))
         caption += f" Turned over, because smaller is sharper: {listed}."
