@@ -54,7 +54,7 @@ def training_data(settings: Settings, place: Place) -> LabelledData:
     return fitted(data, settings["net"], settings.get("grey", False))
 
 
-def test_data(settings: Settings, place: Place) -> LabelledData:
+def held_out_data(settings: Settings, place: Place) -> LabelledData:
     """Return the test images of a run."""
     data = images(settings["data"], "test", place, first=settings.get("test_images"))
     return fitted(data, settings["net"], settings.get("grey", False))

@@ -9,7 +9,7 @@ from torch import nn
 
 from spiritlevel.studies import drawing
 from spiritlevel.studies.claims import Claim, Within
-from spiritlevel.studies.material import crossed, network, sample_indices, test_data, training_data, with_common
+from spiritlevel.studies.material import crossed, held_out_data, network, sample_indices, training_data, with_common
 from spiritlevel.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.studies.spectra_of import spectrum_row, weight_norm
 from spiritlevel.studies.study import Outcome, Place, Settings, Study, Table
@@ -20,7 +20,7 @@ AVERAGING_FROM = 161 / 300
 
 def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, dict[str, list[float]]]]:
     (settings,) = group
-    data, test = training_data(settings, place), test_data(settings, place)
+    data, test = training_data(settings, place), held_out_data(settings, place)
     model = network(settings, data, place)
     adaptive = settings["method"] == "adam"
     curve: dict[str, list[float]] = {"epoch": [], "error": [], "norm": []}
@@ -53,7 +53,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, dic
 def _measure(settings: Settings, trained: tuple[nn.Module, dict[str, list[float]]], place: Place) -> Outcome:
     model, curve = trained
     data = training_data(settings, place)
-    on_train, on_test = evaluate(model, data), evaluate(model, test_data(settings, place))
+    on_train, on_test = evaluate(model, data), evaluate(model, held_out_data(settings, place))
     points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
     row: dict[str, Any] = {
         "train_accuracy": on_train.accuracy,

@@ -14,10 +14,10 @@ from spiritlevel.studies.claims import Claim, Within
 from spiritlevel.studies.material import (
     crossed,
     fitted,
+    held_out_data,
     images,
     network,
     sample_indices,
-    test_data,
     trained_together,
     training_data,
     training_options,
@@ -36,7 +36,7 @@ WORDS = {0.0: "none", 1e-4: "1e4", 5e-4: "5e4"}
 def validation_data(settings: Settings, place: Place) -> LabelledData:
     """Return the validation images: the last of the training split, as the paper's tool takes them."""
     if "validation" not in settings:
-        return test_data(settings, place)
+        return held_out_data(settings, place)
     return fitted(images(settings["data"], "train", place, last=settings["validation"]), settings["net"])
 
 
@@ -71,7 +71,7 @@ def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]
     model, curve = trained
     data = training_data(settings, place)
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
-    on_test = evaluate(model, test_data(settings, place))
+    on_test = evaluate(model, held_out_data(settings, place))
     points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
     row = {
         "train_accuracy": on_train.accuracy,

@@ -14,9 +14,9 @@ from spiritlevel.studies import drawing
 from spiritlevel.studies.claims import Claim, Within
 from spiritlevel.studies.material import (
     crossed,
+    held_out_data,
     network,
     sample_indices,
-    test_data,
     trained_together,
     training_data,
     with_common,
@@ -59,7 +59,7 @@ def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
-    data, test = training_data(settings, place), test_data(settings, place)
+    data, test = training_data(settings, place), held_out_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, test)
     report = measure(Problem(model, data.tensors), measures=["hessian_trace", "margin_skewness", "output_margin"])
     margins = report.per_sample["output_margin"].numpy()

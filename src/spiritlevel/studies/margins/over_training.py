@@ -115,6 +115,7 @@ def _analyse(table: Table) -> dict[str, Quantity]:
         for name in ("aceht", "margin_bound"):
             r = own.column(f"r_{name}_correct")
             add(f"share_high_{name}", float(np.sum(share * (r >= 0.8))))
+            add(f"first_{name}", float(r[0]))
             add(f"final_{name}", float(r[-1]))
             add(f"final_{name}_all_points", float(own.column(f"r_{name}_correct_all")[-1]))
             add(f"rises_{name}", spearman(r, accuracy))
@@ -166,7 +167,8 @@ def _claims(place: str) -> tuple[Claim, ...]:
             "direction only",
             (Within("rises_aceht", 1e-9),),
             otherwise="Spearman's correlation of r and accuracy over the looks is {rises_aceht} for ACEHT and "
-            "{rises_margin_bound} for the bound; the accuracy ends at {final_accuracy}.",
+            "{rises_margin_bound} for the bound: r is {first_aceht} at the first look already and {final_aceht} at the "
+            "last, while the accuracy ends at {final_accuracy}, so there is nothing left to rise with it.",
         ),
         Claim(
             "wrong-points",

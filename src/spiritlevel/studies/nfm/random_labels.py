@@ -17,9 +17,9 @@ from spiritlevel.studies import drawing
 from spiritlevel.studies.claims import Claim, Within
 from spiritlevel.studies.material import (
     crossed,
+    held_out_data,
     network,
     sample_indices,
-    test_data,
     trained_together,
     training_data,
     training_options,
@@ -68,7 +68,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, Lab
 
 def _measure(settings: Settings, trained: tuple[nn.Module, LabelledData], place: Place) -> Outcome:
     model, data = trained
-    test = evaluate(model, test_data(settings, place))
+    test = evaluate(model, held_out_data(settings, place))
     whole = evaluate(model, data)
     points = data.subset(sample_indices(len(data), settings["points"], settings["seed"])).tensors
     plain = Problem(model, points)

@@ -12,9 +12,9 @@ from spiritlevel.nets import initialise
 from spiritlevel.studies import drawing
 from spiritlevel.studies.claims import Claim, Within
 from spiritlevel.studies.material import (
+    held_out_data,
     network,
     sample_indices,
-    test_data,
     trained_together,
     training_data,
     with_common,
@@ -74,7 +74,7 @@ def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
-    data, test = training_data(settings, place), test_data(settings, place)
+    data, test = training_data(settings, place), held_out_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, test)
     common = {
         "train_loss": on_train.loss,

@@ -13,9 +13,9 @@ from spiritlevel.nets import initialise
 from spiritlevel.studies import drawing
 from spiritlevel.studies.claims import Claim, Within
 from spiritlevel.studies.material import (
+    held_out_data,
     network,
     sample_indices,
-    test_data,
     trained_together,
     training_data,
     with_common,
@@ -69,7 +69,7 @@ def copies_of(model: nn.Module, example: Any, seed: int) -> dict[str, tuple[nn.M
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
-    data, test = training_data(settings, place), test_data(settings, place)
+    data, test = training_data(settings, place), held_out_data(settings, place)
     model = model.cpu().double()
     points = data.subset(sample_indices(len(data), settings["points"], 0))
     points = type(points)(points.x.double(), points.y, points.name, points.split, points.classes)
