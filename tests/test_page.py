@@ -26,6 +26,7 @@ from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.shares import shortened
+from spiritlevel.page.parts import Table
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
@@ -576,3 +577,15 @@ def test_commands_write_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert f'<body data-kind="{kind}">' in Path(file).read_text(), file
     assert "--samples 40" in Path("m.html").read_text()  # the command line to copy
     assert "the network as initialised" in Path("m.html").read_text()
+
+
+def test_ninety_reports_make_one_readable_page() -> None:
+    reports = [made_report(1 / e, weights=f"epoch-{e}.pt", request={"model": "mlp", "data": "d"}) for e in range(1, 91)]
+    content = page.of_reports(reports)
+    shown = builder.page_of(content)
+    tables = {part.name: part for section in shown.sections for part in section.parts if isinstance(part, Table)}
+    assert list(tables["all-measures"].columns) == ["measure", "epoch-1.pt", "epoch-90.pt", "how"]
+    assert len(tables["networks"].rows) == 90
+    assert len(tables["settings-table"].columns) == 3
+    assert "epoch-45.pt" in settings.command_of(content)
+    assert len(page.html(content).encode()) < 2_000_000

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spiritlevel.studies import Record
 
 Kind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
+MOST_ONE_BY_ONE = 4
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -70,6 +71,14 @@ class Content:
     def letters(self) -> dict[str, str]:
         """A letter for each network, where names are too long."""
         return {label: LETTERS[i] if i < len(LETTERS) else str(i + 1) for i, label in enumerate(self.reports)}
+
+    @property
+    def shown(self) -> dict[str, Report]:
+        """The networks that are shown one by one: all of a few, of many the first and the last."""
+        if self.kind == "reports" and len(self.reports) > MOST_ONE_BY_ONE:
+            labels = list(self.reports)
+            return {label: self.reports[label] for label in (labels[0], labels[-1])}
+        return dict(self.reports)
 
     def title(self, name: str) -> str:
         """Return a measure or layer quantity in words."""

@@ -33,7 +33,7 @@ def curve(points: Sequence[Point], title: str, name: str, unit: str, rule: tuple
         alt = need("altair")
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
         x = alt.X("place:Q", title=unit, scale=alt.Scale(zero=False, nice=False))
-        y = alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=5, format="~g"))
+        y = alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=5, format=".6~g"))
         base = alt.Chart(alt.NamedData(rows.name))
         layers = [
             base.mark_line(color=palette.blue, strokeWidth=2).encode(x=x, y=y),
@@ -93,12 +93,12 @@ def relative_curves(
         alt = need("altair")
         places = alt.Scale(type="log") if log_places else alt.Scale(zero=False, nice=False)
         drawn = alt.Chart(alt.NamedData(name)).encode(
-            x=alt.X("place:Q", title=unit, scale=places, axis=alt.Axis(tickCount=6, format="~g")),
+            x=alt.X("place:Q", title=unit, scale=places, axis=alt.Axis(tickCount=6, format=".6~g")),
             y=alt.Y(
                 "relative:Q",
                 scale=alt.Scale(type="log", domain=domain, nice=False),
                 title=f"value ÷ {against}",
-                axis=alt.Axis(tickCount=5, format="~g" if domain[1] / domain[0] < 1e4 else ".0e"),
+                axis=alt.Axis(tickCount=5, format=".6~g" if domain[1] / domain[0] < 1e4 else ".0e"),
             ),
             color=alt.Color(
                 "measure:N",

@@ -69,7 +69,7 @@ def density(spectrum: Spectrum, learning_rate: float | None, name: str) -> Figur
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         base = alt.Chart(alt.NamedData(curve.name))
-        x = alt.X("place:Q", title="eigenvalue", axis=alt.Axis(tickCount=6, format="~g"))
+        x = alt.X("place:Q", title="eigenvalue", axis=alt.Axis(tickCount=6, format=".6~g"))
         scale = alt.Scale(type="log", domainMin=floor, nice=False)
         axis = alt.Axis(tickCount=5, format=".0e")
         return alt.layer(
@@ -118,7 +118,7 @@ def stems(spectrum: Spectrum, learning_rate: float | None, name: str) -> Figure:
             alt.Chart(alt.NamedData(rows.name))
             .mark_rule(color=palette.blue, strokeWidth=1)
             .encode(
-                x=alt.X("place:Q", title="Ritz value", axis=alt.Axis(tickCount=6, format="~g")),
+                x=alt.X("place:Q", title="Ritz value", axis=alt.Axis(tickCount=6, format=".6~g")),
                 y=alt.Y(
                     "least:Q",
                     scale=alt.Scale(type="log", nice=False),

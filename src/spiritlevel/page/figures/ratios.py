@@ -91,7 +91,7 @@ def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], na
             y=alt.Y("measure:N", sort=order, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8)),
             **({"yOffset": alt.YOffset("network:N")} if several else {}),
         )
-        x = alt.X("ratio:Q", scale=scale, title=title, axis=alt.Axis(values=ticks, format="~g", grid=True))
+        x = alt.X("ratio:Q", scale=scale, title=title, axis=alt.Axis(values=ticks, format=".6~g", grid=True))
         tooltip = [
             alt.Tooltip("measure:N", title="measure"),
             alt.Tooltip("network:N", title="ratio of"),

@@ -49,8 +49,8 @@ def scatter(
         alt = need("altair")
         colours = alt.Scale(domain=domain, range=[palette.blue, palette.orange][: len(domain)])
         x_scale, y_scale = _scale(alt, x_axis), _scale(alt, y_axis)
-        ticks = alt.Axis(tickCount=5, format="~g" if not x_axis.log else ".0e", grid=False)
-        y_ticks = alt.Axis(tickCount=5, format="~g" if not y_axis.log else ".0e", grid=False)
+        ticks = alt.Axis(tickCount=5, format=".6~g" if not x_axis.log else ".0e", grid=False)
+        y_ticks = alt.Axis(tickCount=5, format=".6~g" if not y_axis.log else ".0e", grid=False)
         shaded = (
             alt.Chart(alt.NamedData(bins.name))
             .mark_rect(color=palette.grey)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spiritlevel.page import cells
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.shares import layer_shares
-from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table
+from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
 
 INVARIANT = ("normalized_sharpness", "rho_sum", "rho", "fisher_rao_diagonal")
 TRACE = "hessian_trace"
@@ -14,7 +14,7 @@ TRACE = "hessian_trace"
 def section(content: Content) -> Section | None:
     """Return the fold of layers, one table a network."""
     parts: list[Part] = []
-    for position, (label, report) in enumerate(content.reports.items()):
+    for position, (label, report) in enumerate(content.shown.items()):
         if not report.per_layer:
             continue
         if content.kind != "report" and (figure := shares_figure(content, label, f"layer_shares_{position + 1}")):
@@ -38,6 +38,8 @@ def section(content: Content) -> Section | None:
     if not parts:
         return None
     count = len(dict.fromkeys(layer for r in content.reports.values() for q in r.per_layer.values() for layer in q))
+    if len(content.shown) < len(content.reports):
+        parts.append(Words(f"{' and '.join(content.shown)} are shown, of {len(content.reports)} networks."))
     return Section("layers", "Layers", f"{count} layers", parts)
 
 

@@ -29,7 +29,12 @@ def section(content: Content) -> Section | None:
         if not samples:
             continue
         medians = {label: float(np.median(values)) for label, values in samples.items()}
-        parts.append(distribution(samples, content.title(quantity), f"{quantity}_distribution", medians))
+        drawn = {label: values for label, values in samples.items() if label in content.shown} or samples
+        parts.append(
+            distribution(
+                drawn, content.title(quantity), f"{quantity}_distribution", {label: medians[label] for label in drawn}
+            )
+        )
         rows = []
         for label, values in samples.items():
             quantiles = np.quantile(values, list(POINTS.values()))
@@ -55,5 +60,8 @@ def section(content: Content) -> Section | None:
             )
         )
         if not summary:
-            summary = content.title(quantity) + ", median " + " / ".join(plain(m, 3) for m in medians.values())
+            shown = [plain(medians[label], 3) for label in drawn]
+            summary = (
+                content.title(quantity) + ", median " + (" → " if len(drawn) < len(medians) else " / ").join(shown)
+            )
     return Section("margins", "Margins", summary, parts) if parts else None

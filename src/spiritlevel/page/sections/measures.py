@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
 from spiritlevel.page.content import Content
-from spiritlevel.page.parts import Cell, Explanation, Row, Section, Table
+from spiritlevel.page.parts import Cell, Explanation, Part, Row, Section, Table
 from spiritlevel.results.numerals import MISSING
 
 SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
@@ -16,6 +18,7 @@ def section(content: Content) -> Section | None:
     """Return the fold of all measures of all networks."""
     if not content.measures:
         return None
+    whole, content = content, replace(content, reports=content.shown)
     over_samples = not content.several and any(e.stderr_data is not None for e in content.first.values())
     columns = ["measure", *_value_columns(content), *(["over samples"] if over_samples else [])]
     columns += [*_ratio_columns(content), "how"]
@@ -32,9 +35,22 @@ def section(content: Content) -> Section | None:
         note="± after a value is one standard error of the computation; a value without one was not sampled."
         + (" Over samples: one standard error from the samples being these and not others." if over_samples else ""),
     )
-    fell_short = sum(not e.ok for report in content.reports.values() for e in report.values())
+    parts: list[Part] = [table]
+    if len(whole.reports) > len(content.reports):
+        parts.append(_by_network(whole))
+    fell_short = sum(not e.ok for report in whole.reports.values() for e in report.values())
     summary = f"{count} measure{'s' if count != 1 else ''}" + (f", {fell_short} fell short" if fell_short else "")
-    return Section("measures", "All measures", summary, [table])
+    return Section("measures", "All measures", summary, parts)
+
+
+def _by_network(content: Content) -> Table:
+    """Return all networks as rows, where they are too many for columns."""
+    columns = ["weights", "loss", *(content.title(name) for name in content.measures)]
+    rows = [
+        Row([Cell(label), cells.number(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)])
+        for label, report in content.reports.items()
+    ]
+    return Table("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
 
 
 def _value_columns(content: Content) -> list[str]:
@@ -94,11 +110,16 @@ def explanations(content: Content, name: str) -> list[Explanation]:
         found.append(Explanation("declared", declared_words(own)))
     else:
         found.append(Explanation("declared", "a measure of your own; its declaration is not part of the report"))
+    settings = {
+        label: ", ".join(f"{key}={value!r}" for key, value in report.settings.get(name, {}).items())
+        for label, report in content.reports.items()
+    }
+    if len(set(settings.values())) == 1:
+        settings = {"": next(iter(settings.values()))}
+    for label, text in settings.items():
+        if text:
+            found.append(Explanation("settings" + (f" ({label})" if label else ""), text))
     for label, report in content.reports.items():
-        settings = report.settings.get(name)
-        if settings:
-            text = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-            found.append(Explanation("settings" + (f" ({label})" if content.several else ""), text))
         estimate = report.get(name)
         if estimate is not None and estimate.reason:
             found.append(Explanation("remark" + (f" ({label})" if content.several else ""), estimate.reason))

@@ -24,7 +24,7 @@ def section(content: Content) -> Section | None:
     """Return the fold of samples, for the networks that have a trace for each of them."""
     parts: list[Part] = []
     drawn = 0
-    shown = _shown(content)
+    shown = list(content.shown)[:MOST_NETWORKS]
     for position, (label, report) in enumerate(content.reports.items()):
         samples = {
             name: report.per_sample[name].double().numpy() for name in (Y, *AGAINST) if name in report.per_sample
@@ -43,14 +43,6 @@ def section(content: Content) -> Section | None:
         parts.append(Words(f"{len(shown)} networks of {drawn} are drawn: {', '.join(shown)}."))
     counted = len(content.first.per_sample.get(Y, ())) or 0
     return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
-
-
-def _shown(content: Content) -> list[str]:
-    """Return the networks that are drawn: a few, or of a training its first and its last."""
-    labels = list(content.reports)
-    if content.kind == "reports" and len(labels) > 2:
-        return [labels[0], labels[-1]]
-    return labels[:MOST_NETWORKS]
 
 
 def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:

@@ -42,7 +42,7 @@ def section(content: Content) -> Section | None:
 def headers_of(content: Content) -> dict[str, Mapping[str, Any]]:
     """Return what each network was measured on and how, by label."""
     if content.reports:
-        return {label: report.header for label, report in content.reports.items()}
+        return {label: report.header for label, report in content.shown.items()}
     return {label: spectrum.header for label, spectrum in content.spectra.items()}
 
 
@@ -52,7 +52,8 @@ def command_of(content: Content) -> str:
     request = headers[0].get("request") if headers else None
     if not isinstance(request, Mapping) or not request.get("model"):
         return ""
-    weights = [str(w) for header in headers if (w := header.get("weights"))]
+    everyone = [report.header for report in content.reports.values()] or headers
+    weights = [str(w) for header in everyone if (w := header.get("weights"))]
     verbs = {"comparison": "compare", "audit": "audit", "spectrum": "spectrum"}
     verb = verbs.get(content.kind, "measure")
     words = ["spiritlevel", verb, str(request["model"]), *dict.fromkeys(weights), "--data", str(request.get("data"))]
