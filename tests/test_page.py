@@ -589,3 +589,13 @@ def test_ninety_reports_make_one_readable_page() -> None:
     assert len(tables["settings-table"].columns) == 3
     assert "epoch-45.pt" in settings.command_of(content)
     assert len(page.html(content).encode()) < 2_000_000
+
+
+def test_the_first_table_of_many_networks_is_short_and_has_both_ends() -> None:
+    content = page.of_reports([made_report(weights=f"epoch-{e}.pt") for e in range(1, 91)])
+    table = builder.page_of(content).first.table
+    assert table is not None
+    labels = [row.cells[0].text for row in table.rows]
+    assert len(labels) == len(set(labels)) == 10
+    assert (labels[0], labels[-1]) == ("epoch-1.pt", "epoch-90.pt")
+    assert table.note.startswith("10 of 90 networks")

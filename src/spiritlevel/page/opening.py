@@ -9,8 +9,10 @@ from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratios
 from spiritlevel.page.parts import Cell, Figure, First, Row, Table
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins
+from spiritlevel.results import Report
 
 MOST_COLUMNS = 4
+MOST_ROWS = 10
 
 
 def first_screen(content: Content) -> First:
@@ -227,15 +229,23 @@ def _several_table(content: Content) -> Table:
     names = chosen(content)[:3]
     rows = [
         Row([Cell(label), cells.number(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
-        for label, report in content.reports.items()
+        for label, report in _spaced(content)
     ]
     return Table(
         "first-table",
         ["weights", "loss", *(content.title(name) for name in names)],
         rows,
         numeric=range(1, len(names) + 2),
-        note=f"All {len(content.measures)} measures are below.",
+        note=f"{len(rows)} of {len(content.reports)} networks; all of them, by all {len(content.measures)} measures, "
+        "are below.",
     )
+
+
+def _spaced(content: Content) -> list[tuple[str, Report]]:
+    """Return a few networks at even distances, the first and the last among them."""
+    networks = list(content.reports.items())
+    steps = min(len(networks), MOST_ROWS) - 1
+    return [networks[round(step * (len(networks) - 1) / steps)] for step in range(steps + 1)]
 
 
 def _margins_figure(content: Content) -> Figure | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spiritlevel.page import cells
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.shares import layer_shares
@@ -55,7 +57,10 @@ def shares_figure(content: Content, label: str, name: str = "layer_shares") -> F
         for quantity in names
     }
     titles = {quantity: quantity_words(content, quantity) for quantity in names}
-    return layer_shares(usable, titles, name)
+    drawn = layer_shares(usable, titles, name)
+    if drawn is None or not content.several:
+        return drawn
+    return replace(drawn, title=f"{drawn.title}: {label}")
 
 
 def quantity_words(content: Content, quantity: str) -> str:
