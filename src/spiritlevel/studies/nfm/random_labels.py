@@ -135,7 +135,9 @@ _EXPLAINED = (
     "(ranks: {rank_sharpness} and {rank_trace}); among networks that fit their labels to 95% ({fitted_share} of all) "
     "{r_sharpness_fitted} and {r_trace_fitted}. The share of random labels alone has r = {gap_with_ratio} with the "
     "gap; "
-    "given that share, {partial_sharpness_given_ratio} and {partial_trace_given_ratio} are left."
+    "given that share, {partial_sharpness_given_ratio} and {partial_trace_given_ratio} are left, to which a curved "
+    "relation "
+    "to the share contributes as well."
 )
 
 

@@ -140,7 +140,11 @@ _WHY = (
     "{r_kappa_last} for κ, {r_rho_sum} for ρ^Σ, {r_relative_flatness} for relative flatness, "
     "{r_normalized_sharpness} for "
     "normalised sharpness, {r_hessian_trace} for the Hessian trace, {r_weight_norm} for the norm of the weights and "
-    "{r_margin_tenth_percentile} for the 10th percentile of the margin."
+    "{r_margin_tenth_percentile} for the 10th percentile of the margin. "
+    "{failed} networks diverged or stayed at chance and are left out. Networks with batches of 4 stop at a larger "
+    "training "
+    "loss and, fitting less, have the smaller gaps: the gap follows how far training went, which norms and margins "
+    "track more closely than κτ."
 )
 
 STUDY = Study(
