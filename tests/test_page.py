@@ -95,6 +95,15 @@ def test_epochs_go_from_the_first_to_the_last() -> None:
     assert rest == "The loss went from 1.00 to 0.100; 2 of the 3 networks are not at a minimum."
 
 
+def test_reports_side_by_side_are_not_ranked() -> None:
+    strong, rest = answer(page.of_reports([made_report(weights="a.pt"), made_report(2.0, weights="b.pt", loss=0.02)]))
+    assert strong == (
+        "In a.pt and b.pt: Hessian trace 10.000 / 20.000, top eigenvalue of the Hessian 2.0000 / 4.0000; which is "
+        "flatter is for a comparison to say."
+    )
+    assert rest == "Their losses are 0.0100 and 0.0200."
+
+
 def compared(a: Report, b: Report) -> Content:
     return page.of_comparison(compare({"a.pt": a, "b.pt": b}))
 

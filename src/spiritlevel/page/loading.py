@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.audits import Audit, read_json
+from spiritlevel.audits import Audit
 from spiritlevel.compared import Comparison
 from spiritlevel.errors import UsageError
 from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
 from spiritlevel.results import Report, load_reports
+from spiritlevel.results.saving import read_record
 from spiritlevel.spectrum_result import Spectrum
 
 Result = Report | Comparison | Audit | Spectrum
@@ -21,7 +22,7 @@ def kind_of(path: Path) -> str:
     """Return what a file holds: report, comparison, audit or spectrum."""
     if not os.path.exists(path):
         raise UsageError(f"there is no file {path}; give a file saved with --json")
-    record = read_json(path)
+    record = read_record(path, "result")
     return str(record.get("kind") or "report") if isinstance(record, dict) else "report"
 
 

@@ -39,25 +39,25 @@ def of_several(content: Content, places: Mapping[str, float] | None, unit: str) 
         )
     labels = list(content.reports) if places is None else sorted(content.reports, key=lambda label: places[label])
     first, last = content.reports[labels[0]], content.reports[labels[-1]]
-    moved = [
-        f"{_lowered(content.title(name))} went from {value_text(first[name])} to {value_text(last[name])}"
+    shared = [
+        name
         for name in content.measures
         if name in first and name in last and first[name].status in MEASURED and last[name].status in MEASURED
     ][:2]
-    where = (
-        f"From {labels[0]} to {labels[-1]}"
-        if places is None
-        else (f"From {unit} {places[labels[0]]:g} to {places[labels[-1]]:g}")
-    )
-    strong = f"{where}, {' and '.join(moved)}." if moved else f"{len(reports)} reports, with no measure in common."
-    losses = f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}"
     away = sum(report.header.get("at_minimum") is False for report in reports)
-    if away:
-        return (
-            strong,
-            f"{losses}; {away} of the {len(reports)} networks {'is' if away == 1 else 'are'} not at a minimum.",
-        )
-    return strong, f"{losses}."
+    aside = f"; {away} of the {len(reports)} networks {'is' if away == 1 else 'are'} not at a minimum" if away else ""
+    ends = {_lowered(content.title(name)): f"{value_text(first[name])} to {value_text(last[name])}" for name in shared}
+    if not ends:
+        strong = f"{len(reports)} reports, with no measure in common."
+    elif places is None:
+        said = ", ".join(f"{title} {both.replace(' to ', ' / ')}" for title, both in ends.items())
+        strong = f"In {labels[0]} and {labels[-1]}: {said}; which is flatter is for a comparison to say."
+    else:
+        said = " and ".join(f"{title} went from {both}" for title, both in ends.items())
+        strong = f"From {unit} {places[labels[0]]:g} to {places[labels[-1]]:g}, {said}."
+    if places is None:
+        return strong, f"Their losses are {plain(first.loss, 3)} and {plain(last.loss, 3)}{aside}."
+    return strong, f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}{aside}."
 
 
 def of_comparison(content: Content) -> Answer:
