@@ -277,8 +277,9 @@ def _convolutional(
 
 
 ALLCNNC = _convolutional(
-    "allcnnc", "All-CNN-C", 0.01, "section 4, figure 3", "figure only, rising", "gap 32.4, 32.5, 31.1 %"
-)
+    "allcnnc", "All-CNN-C", 0.01, "section 4, figure 3", "figure only, rising", "gap 32.4, 32.5, 31.1 %",
+    unrun="nine trainings of 1.4 million parameters: `medium` takes about five minutes on one H200",
+)  # fmt: skip
 PRERESNET = _convolutional(
     "preresnet164", "PreResNet-164", 0.1, "section 4, figure 4", "above 20 at the larger γ", "72.78, 75.56, 76.76 %",
     unrun="nine trainings of a 164-layer network: `medium` takes about half an hour on one H200",
