@@ -1,4 +1,4 @@
-"""``spiritlevel list``: measures, built-in networks and data sets, from their declarations."""
+"""``spiritlevel list``: measures, built-in networks, data sets and studies, from their declarations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from spiritlevel.cli.screens import console
 from spiritlevel.errors import UsageError, near_names
 
-_KINDS = ("measures", "nets", "data")
+_KINDS = ("measures", "nets", "data", "studies")
 
 
 def show_list(what: str, names: Sequence[str] = ()) -> int:
@@ -23,7 +23,7 @@ def show_list(what: str, names: Sequence[str] = ()) -> int:
     if what == "measures":
         _measure_details(names) if names else _measures()
     else:
-        {"nets": _nets, "data": _data}[what]()
+        {"nets": _nets, "data": _data, "studies": _studies}[what]()
     return 0
 
 
@@ -84,6 +84,15 @@ def _data() -> None:
     screen = console()
     screen.print(table)
     screen.print(Text(f"Files are looked for in --data-root and in {cache_folder()}."))
+
+
+def _studies() -> None:
+    from spiritlevel.cli.study_command import list_studies
+
+    table = _table("name", "what it is", "size")
+    for name, title, size in list_studies():
+        table.add_row(Text(name), Text(title), size)
+    console().print(table)
 
 
 def _table(*columns: str) -> Table:
