@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +255,14 @@ if importlib.util.find_spec("ray"):  # an optional engine, tested where it is in
         run_study(own, "smoke", here, place=Place())
         run_study(own, "smoke", there, place=Place(), engine="ray")
         assert here.table(own, "smoke").rows == there.table(own, "smoke").rows
+
+
+@pytest.mark.slow
+def test_the_claims_table_in_the_documents_is_what_its_records_give():
+    folder = Path(__file__).parents[1] / "docs" / "results"
+    records = read_records(folder, studies().values())
+    assert claims_page(studies().values(), records) == (folder / "claims.md").read_text(encoding="utf-8")
+    assert all(record.judged_by == record.rules for record in records.values())
+    rows = sum(len(each.claims) for each in studies().values())
+    judged = sum(len(record.judgements) for record in records.values())
+    assert judged >= 0.75 * rows

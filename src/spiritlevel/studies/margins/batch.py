@@ -172,7 +172,7 @@ STUDY = Study(
             "The margins of the small batch are more left-skewed",
             "figure 4c",
             "direction only",
-            (Within("skewness_difference", -1e9, 0.0),),
+            (Within("skewness_difference", at_most=0.0),),
             shown=("skewness_difference", "margin_skewness_small", "margin_skewness_large"),
             otherwise="The skewness is {margin_skewness_small} for the small and {margin_skewness_large} for the large "
             "batch, over all training images and not over 1,000 of them; the medians are {median_margin_small} and "
@@ -183,7 +183,7 @@ STUDY = Study(
             "The small batch nevertheless has the smallest margin of all",
             "section 4.2",
             "direction only",
-            (Within("smallest_margin_difference", -1e9, 0.0),),
+            (Within("smallest_margin_difference", at_most=0.0),),
             shown=("smallest_margin_difference", "smallest_margin_small", "smallest_margin_large"),
             otherwise="The smallest margin over the training images is {smallest_margin_small} with the small and "
             "{smallest_margin_large} with the large batch: further training has moved every point, the last ones too, "
