@@ -594,17 +594,17 @@ def test_finished_work_is_kept_when_a_later_file_fails(run: Run, weights: Path, 
 def test_an_interruption_keeps_finished_work(
     run: Run, weights: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spiritlevel.cli import measuring_command
+    from spiritlevel.cli import subject
 
     (here / "late.pt").write_bytes(weights.read_bytes())
-    load = measuring_command.load_weights
+    load = subject.load_weights
 
     def interrupted(model: nn.Module, path: str, key: str | None) -> Any:
         if path == "late.pt":
             raise KeyboardInterrupt
         return load(model, path, key)
 
-    monkeypatch.setattr(measuring_command, "load_weights", interrupted)
+    monkeypatch.setattr(subject, "load_weights", interrupted)
     ran = run("measure", "mine:Net", "net.pt", "late.pt", *CHEAP, "--json", "all.json")
     assert ran.code == 130
     assert ran.sentence == "spiritlevel: interrupted"
@@ -614,12 +614,12 @@ def test_an_interruption_keeps_finished_work(
 def test_an_unexpected_failure_is_one_line_and_debug_shows_where(
     run: Run, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spiritlevel.cli import measuring_command
+    from spiritlevel.cli import subject
 
     def explode(*args: Any, **settings: Any) -> None:
         raise ZeroDivisionError("surprise")
 
-    monkeypatch.setattr(measuring_command, "measure", explode)
+    monkeypatch.setattr(subject, "measure", explode)
     ran = run("measure", "mine:Net", weights, *CHEAP)
     assert ran.code == 1
     assert ran.err.strip() == (

@@ -575,3 +575,17 @@ def test_huge_margins_in_float32_do_not_raise_false_alarms() -> None:
     problem = Problem(model, (x, model(x).argmax(1)), batch_size=16)
     report = sl.measure(problem, "default")
     assert all(estimate.status != "not_applicable" for estimate in report.values())
+
+
+def test_measures_finished_before_an_interruption_are_kept() -> None:
+    @sl.declare(title="Interrupted", formula="0", citation="none")
+    def interrupted(problem: Problem) -> float:
+        """Stop as a person would."""
+        raise KeyboardInterrupt
+
+    problem = Problem(small(), data())
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        sl.measure(problem, ["weight_norm", interrupted, "hessian_trace"])
+    report = stopped.value.report  # type: ignore[attr-defined]
+    assert list(report) == ["weight_norm"]
+    assert "Interrupted after 1 of 3 measures." in report.header["notes"]

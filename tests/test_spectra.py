@@ -301,7 +301,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         ("damaged.json", "{", "strict JSON"),
         ("other.json", '{"schema_version": 1}', "is not a spectrum"),
         ("later.json", '{"kind": "spectrum", "schema_version": 2}', "schema version 2"),
-        ("part.json", '{"kind": "spectrum", "schema_version": 1}', "not a complete spectrum"),
+        ("part.json", '{"kind": "spectrum", "schema_version": 1}', "damaged spectrum"),
     ):
         if text is not None:
             (tmp_path / name).write_text(text)

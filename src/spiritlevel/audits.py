@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Estimate
 from spiritlevel.results import Report, records
 from spiritlevel.results.numerals import MISSING, plain
+from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import header_lines
-from spiritlevel.results.writing import replacing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -116,7 +114,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Saved):
     """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare."""
 
     verdicts: dict[str, dict[str, Verdict]]
@@ -265,14 +263,7 @@ class Audit:
     @classmethod
     def from_record(cls, record: Any, source: str = "the record") -> Audit:
         """Return the audit of a record that ``record()`` or a file gave."""
-        if not isinstance(record, dict) or record.get("kind") != "audit":
-            raise SpiritlevelError(f"{source} is not an audit; give a file saved with Audit.save")
-        if record.get("schema_version") != records.SCHEMA_VERSION:
-            raise SpiritlevelError(
-                f"{source} has schema version {record.get('schema_version')!r}, and this spiritlevel reads version "
-                f"{records.SCHEMA_VERSION}; use the version that wrote it"
-            )
-        try:
+        with reading(record, "audit", source):
             return cls(
                 verdicts={
                     name: {symmetry: _read_verdict(name, symmetry, entry) for symmetry, entry in row.items()}
@@ -288,30 +279,11 @@ class Audit:
                 refused=record["refused"],
                 copied_from=record["copied_from"],
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SpiritlevelError(
-                f"{source} is a damaged audit ({type(error).__name__}: {error}); save it again"
-            ) from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
-        text = records.strict_dumps(self.record())
-        with replacing(path) as stream:
-            stream.write(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Audit:
         """Return the audit that ``save`` wrote."""
-        return cls.from_record(read_json(path), str(path))
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Return the content of a strict JSON file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpiritlevelError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
-    return records.strict_loads(text, str(path))
+        return cls.from_record(read_record(path, "audit"), str(path))
 
 
 def _new_table(*columns: str) -> Any:

@@ -6,13 +6,11 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from spiritlevel.audits import read_json
 from spiritlevel.contrasts import Contrast
-from spiritlevel.errors import SpiritlevelError
 from spiritlevel.results import Report, records
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
+from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import Footnotes, data_words
-from spiritlevel.results.writing import replacing
 from spiritlevel.reversal import Reversal
 from spiritlevel.statistics import Interval
 
@@ -68,7 +66,7 @@ class Margins:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Saved):
     """Two or more networks on the same data, measure by measure.
 
     ``reading`` is the comparison in two sentences, ``headings`` what must be said before any number, ``agreement`` how
@@ -223,14 +221,7 @@ class Comparison:
     @classmethod
     def from_record(cls, record: Any, source: str = "the record") -> Comparison:
         """Return the comparison of a record that ``record()`` or a file gave."""
-        if not isinstance(record, dict) or record.get("kind") != "comparison":
-            raise SpiritlevelError(f"{source} is not a comparison; give a file saved with Comparison.save")
-        if record.get("schema_version") != records.SCHEMA_VERSION:
-            raise SpiritlevelError(
-                f"{source} has schema version {record.get('schema_version')!r}, and this spiritlevel reads version "
-                f"{records.SCHEMA_VERSION}; use the version that wrote it"
-            )
-        try:
+        with reading(record, "comparison", source):
             return cls(
                 reports={label: Report.from_record(part, source) for label, part in record["reports"].items()},
                 rows={name: _read_row(entry) for name, entry in record["rows"].items()},
@@ -242,21 +233,11 @@ class Comparison:
                 margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
                 test=record["test"],
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SpiritlevelError(
-                f"{source} is a damaged comparison ({type(error).__name__}: {error}); save it again"
-            ) from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
-        text = records.strict_dumps(self.record())
-        with replacing(path) as stream:
-            stream.write(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
         """Return the comparison that ``save`` wrote."""
-        return cls.from_record(read_json(path), str(path))
+        return cls.from_record(read_record(path, "comparison"), str(path))
 
 
 def ratio_words(contrast: Contrast | None) -> str:

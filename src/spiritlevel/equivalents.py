@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 
 from spiritlevel.data import slice_batch
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import LABEL_KEYS, Problem
-from spiritlevel.problem import _default_forward as default_forward
-from spiritlevel.problem import _Forward as Forward
+from spiritlevel.problem import LABEL_KEYS, Forward, Problem, default_forward
 from spiritlevel.symmetries import (
     Symmetries,
     find,
@@ -39,8 +36,8 @@ class Equivalents:
     """
 
     def __init__(self, problem: Problem, dtype: torch.dtype | None = torch.float64) -> None:
-        self.problem = problem if dtype in (None, problem.dtype) else on_network(problem, _copied(problem, dtype))
-        self._forward = self.problem._forward.forward_function
+        self.problem = problem if dtype in (None, problem.dtype) else problem.on_network(_copied(problem, dtype))
+        self._forward = self.problem.forward_function
         self._wrapped = self._forward is not default_forward
 
     @cached_property
@@ -102,28 +99,10 @@ class Equivalents:
         changed = change(self.network, self.example, self.found)
         inner = changed.model if self._wrapped else changed
         assert isinstance(inner, nn.Module)
-        result = on_network(self.problem, inner)
+        result = self.problem.on_network(inner)
         if keeps_loss:
             _prove_loss(self.problem, result)
         return result
-
-
-def on_network(problem: Problem, model: nn.Module) -> Problem:
-    """Return the same problem (data, loss, forward, chosen parameters) on another network of the same names."""
-    own = dict(model.named_parameters())
-    missing = [name for name in problem.parameters if name not in own]
-    if missing:
-        raise SpiritlevelError(f"the other network has no parameter {missing[0]!r}, so it is not the same problem")
-    other = copy.copy(problem)
-    for name in ("survey", "layers", "weights"):  # found out anew on the other network
-        other.__dict__.pop(name, None)
-    other.model = model
-    other.chosen_parameters = {name: own[name] for name in problem.parameters}
-    other._forward = Forward(model, problem._forward.forward_function)
-    other._session_depth = 0
-    other.spent = Counter()
-    other.notes = list(problem.notes)
-    return other
 
 
 def _copied(problem: Problem, dtype: torch.dtype | None) -> nn.Module:

@@ -54,19 +54,20 @@ class Layer:
     parameters: dict[str, str]
 
 
-class _Forward(nn.Module):
+class Forward(nn.Module):
     """The user's forward as one module, so that parameters can be replaced for one call without touching the model."""
 
     def __init__(self, model: nn.Module, forward: Callable[[nn.Module, Content], Any] | None) -> None:
         super().__init__()
         self.model = model
-        self.forward_function = forward or _default_forward
+        self.forward_function = forward or default_forward
 
     def forward(self, content: Content) -> Tensor:
         return _as_tensor(self.forward_function(self.model, content))
 
 
-def _default_forward(model: nn.Module, content: Content) -> Any:
+def default_forward(model: nn.Module, content: Content) -> Any:
+    """Call the model on the first entry of a tuple, or on a dict's entries by name without the labels."""
     if isinstance(content, Mapping):
         return model(**{key: value for key, value in content.items() if key not in LABEL_KEYS})
     return model(content[0])
@@ -138,10 +139,32 @@ class Problem:
         _refuse_non_finite(self.chosen_parameters)
         self.source: Source = open_source(data, batch_size=batch_size, samples=samples, seed=seed)
         self.notes.extend(self.source.notes)
-        self._forward = _Forward(self.model, forward)
+        self._forward = Forward(self.model, forward)
         self._session_depth = 0
         self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
         self.progress: ProgressHook | None = None
+
+    def on_network(self, model: nn.Module) -> Problem:
+        """Return the same problem (data, loss, forward, chosen parameters) on another network of the same names."""
+        own = dict(model.named_parameters())
+        missing = [name for name in self.parameters if name not in own]
+        if missing:
+            raise SpiritlevelError(f"the other network has no parameter {missing[0]!r}, so it is not the same problem")
+        other = copy.copy(self)
+        for name in ("survey", "layers", "weights"):  # found out anew on the other network
+            other.__dict__.pop(name, None)
+        other.model = model
+        other.chosen_parameters = {name: own[name] for name in self.parameters}
+        other._forward = Forward(model, self.forward_function)
+        other._session_depth = 0
+        other.spent = Counter()
+        other.notes = list(self.notes)
+        return other
+
+    @property
+    def forward_function(self) -> Callable[[nn.Module, Content], Any]:
+        """How a batch is put through the model: the user's function, or the default one."""
+        return self._forward.forward_function
 
     # --- the parameters ------------------------------------------------------------------------------------------
 

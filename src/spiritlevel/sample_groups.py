@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from spiritlevel.data import Content, count_of, map_tensors
-from spiritlevel.equivalents import on_network
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measuring import measure
@@ -39,7 +38,7 @@ def on_samples(problem: Problem, kept: Tensor) -> Problem:
             if bool(local.any()):
                 yield map_tensors(content, lambda t, local=local: t[local.to(t.device)] if t.ndim else t)  # type: ignore[misc]
 
-    part = on_network(problem, problem.model)
+    part = problem.on_network(problem.model)
     part.source = replace(source, read=read)
     return part
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.estimators.quadrature import Band, Quadrature, SpectralSum, log_volume
 from spiritlevel.results import Report
-from spiritlevel.results.records import as_json, estimate_record, read_estimate, strict_dumps, strict_loads
-from spiritlevel.results.writing import replacing
+from spiritlevel.results.records import as_json, estimate_record, read_estimate
+from spiritlevel.results.saving import Saved, read_record, reading
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,7 +51,7 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class Spectrum(Saved):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 
     operator: str
@@ -243,35 +242,13 @@ class Spectrum:
             "header": as_json(self.header),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
-        with replacing(path) as stream:
-            stream.write(strict_dumps(self.record()))
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
         """Return a spectrum that was saved."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise UsageError(f"there is no file {path}; give a spectrum saved with --json or Spectrum.save") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpiritlevelError(f"{path} cannot be read as a spectrum ({' '.join(str(error).split())})") from error
-        record = strict_loads(text, str(path))
-        if not isinstance(record, dict) or record.get("kind") != "spectrum":
-            raise SpiritlevelError(f"{path} is not a spectrum; give a file saved by spiritlevel spectrum --json")
-        if record.get("schema_version") != SCHEMA_VERSION:
-            raise SpiritlevelError(
-                f"{path} has schema version {record.get('schema_version')!r}, and this spiritlevel reads version "
-                f"{SCHEMA_VERSION}; use the version that wrote it"
-            )
+        record = read_record(path, "spectrum")
         plain = ("operator", "size", "classes", "rounding", "settings", "plan", "header")
-        try:
+        with reading(record, "spectrum", str(path)):
             parts: dict[str, Any] = {name: record[name] for name in plain}
             parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
             parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
             return cls(**parts)
-        except (KeyError, TypeError, ValueError) as error:
-            raise SpiritlevelError(
-                f"{path} is not a complete spectrum: its part {error} is missing or damaged"
-            ) from error

@@ -114,34 +114,10 @@ def measure_command(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a measure is not ok.")] = False,
 ) -> int:
     """Measure a network on data."""
-    from spiritlevel.cli import request as requests
-    from spiritlevel.cli.values import parse_pairs, parse_settings, split_list
+    given = dict(locals())
+    from spiritlevel.cli.sharing import request_of
 
-    asked = requests.Request(
-        model=model,
-        weights=(*(weights or ()), *(more_weights or ())),
-        data=data,
-        model_args=parse_pairs(model_args or (), "--model-args"),
-        data_args=parse_pairs(data_args or (), "--data-args"),
-        data_root=data_root,
-        key=key,
-        loss=loss,
-        samples=samples,
-        seed=seed,
-        batch_size=batch_size,
-        device=device,
-        dtype=dtype,
-        mode=mode,
-        parameters=tuple(split_list(parameters or ())),
-        measures=tuple(split_list(measures or ())),
-        settings=parse_settings(set_ or ()),
-        tolerance=tolerance,
-    )
-    if config is not None:
-        asked = asked.over(requests.from_config(config))
-    if like is not None:
-        asked = asked.over(requests.from_report(like))
-    checked = requests.check(asked)
+    checked = request_of(given)
     from spiritlevel.cli.measuring_command import Outputs, run
 
     return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate))

@@ -36,9 +36,9 @@ def run_audit(options: dict[str, Any]) -> int:
         raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
     from spiritlevel.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.cli import names
-    from spiritlevel.cli.measuring_command import _Subject as Subject
     from spiritlevel.cli.pages import check_page
     from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.subject import Subject
     from spiritlevel.cli.values import split_list
     from spiritlevel.planning import plan
     from spiritlevel.results.records import strict_dumps

@@ -75,10 +75,8 @@ def run_compare(options: dict[str, Any]) -> int:
 def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
     from spiritlevel.cli import names
-    from spiritlevel.cli.measuring_command import _Subject as Subject
-    from spiritlevel.cli.measuring_command import _targets as labels_of
+    from spiritlevel.cli.subject import Subject, targets_of
     from spiritlevel.comparison import compare
-    from spiritlevel.equivalents import on_network
     from spiritlevel.planning import plan
 
     request = request_of(options)
@@ -87,7 +85,7 @@ def _networks(options: dict[str, Any]) -> Any:
             f"compare needs two or more weights files after MODEL, and {len(request.weights)} were given; or give "
             "saved reports ending in .json"
         )
-    labels = labels_of(request.weights)
+    labels = targets_of(request.weights)
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
@@ -95,7 +93,7 @@ def _networks(options: dict[str, Any]) -> Any:
     for label, path in zip(labels, request.weights):
         problem = subject.problem(path)
         # The next file is loaded into the same network, so this one is kept as a copy.
-        problems[label] = on_network(problem, copy.deepcopy(problem.model))
+        problems[label] = problem.on_network(copy.deepcopy(problem.model))
         headers[label] = {
             "model": subject.named.name,
             "weights": path,

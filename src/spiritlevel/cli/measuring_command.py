@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import csv
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from spiritlevel.checkpoints import load_weights
 from spiritlevel.cli import names
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.screens import console, note
+from spiritlevel.cli.subject import Subject, targets_of
 from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.measuring import MeasuringInterrupted, measure
+from spiritlevel.measuring import MeasuringInterrupted
 from spiritlevel.planning import plan
-from spiritlevel.problem import Problem
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.collecting import save_reports, several
 from spiritlevel.results.records import strict_dumps
 from spiritlevel.results.terminal import layer_tables, rows_table
-from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
+from spiritlevel.results.wording import UNTRAINED
 from spiritlevel.results.writing import check_writable, replacing
 
 
@@ -47,11 +44,11 @@ class Outputs:
 
 def run(request: Request, outputs: Outputs) -> int:
     """Measure what a checked request asks for, print it and save it; return the exit code."""
-    targets = _targets(request.weights)
+    targets = targets_of(request.weights)
     _check_outputs(outputs, targets)
     assert request.model is not None
     names.check_model_name(request.model)
-    subject = _Subject(request)
+    subject = Subject(request)
     if not request.weights and subject.trained is False and outputs.json == "-":
         note(UNTRAINED, outputs.quiet)
     if outputs.dry_run:
@@ -73,7 +70,7 @@ def run(request: Request, outputs: Outputs) -> int:
     return _verdict(reports, outputs.strict)
 
 
-def _show_plan(subject: _Subject, networks: int) -> int:
+def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
     print(plan(problem, list(request.measures), settings=request.flat_settings()))
@@ -107,87 +104,6 @@ def _deliver(reports: dict[str, Report], request: Request, outputs: Outputs) -> 
         from spiritlevel import page
 
         page.write(page.of_reports(reports), outputs.html)
-
-
-class _Subject:
-    """The network and the data, built once; every weights file is loaded into the same network in turn."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        assert request.model is not None
-        assert request.data is not None
-        assert request.seed is not None
-        # Random augmentation and user code that builds a network draw from the global state.
-        random.seed(request.seed)
-        np.random.seed(request.seed % 2**32)  # noqa: NPY002 (what user code draws from)
-        torch.manual_seed(request.seed)
-        data = names.open_named_data(request.data, request.data_args, request.data_root)
-        self.named = names.build_named_model(request.model, request.model_args, data, request.seed)
-        self.trained = bool(request.weights or self.named.weights)
-        self._first: Problem | None = None
-
-    def problem(self, weights: str | None) -> Problem:
-        """Return the problem with the weights of a file, or with those the network came with."""
-        request, content = self.request, self.named.data.content
-        self.notes = [*self.named.data.notes, *self.named.notes]
-        if weights is not None:
-            loaded = load_weights(self.named.model, weights, request.key)
-            self.notes += [f"{weights}: {text}." for text in loaded.notes]
-        problem = Problem(
-            self.named.model,
-            content if self._first is None else next(self._first.source.read()),
-            request.loss or "cross_entropy",
-            parameters=list(request.parameters) or None,
-            samples=request.samples if self._first is None else None,
-            seed=request.seed or 0,
-            batch_size=request.batch_size,
-            device=request.device,
-            dtype=request.dtype,
-            mode=request.mode or "eval",
-        )
-        if self._first is None:
-            self._first = problem
-        else:  # every network is measured on the very same draw of the data
-            problem.source = self._first.source
-            problem.notes = [*problem.notes, *self._first.source.notes]
-        return problem
-
-    def report(self, weights: str | None, progress: bool) -> Report:
-        """Return the report with the weights of a file."""
-        request = self.request
-        problem = self.problem(weights)
-        try:
-            report = measure(
-                problem,
-                measures=list(request.measures),
-                settings=request.flat_settings(),
-                seed=request.seed or 0,
-                tolerance=request.tolerance,
-                progress=progress,
-            )
-        except MeasuringInterrupted as stop:
-            self._complete_header(stop.report, weights)
-            raise
-        self._complete_header(report, weights)
-        return report
-
-    def _complete_header(self, report: Report, weights: str | None) -> None:
-        report.header.update(
-            model=self.named.name,
-            weights=weights or self.named.weights,
-            data=self.named.data.name,
-            split=self.named.data.split,
-            trained=self.trained,
-            notes=[*(report.header.get("notes") or []), *self.notes],
-            request=self.request.record(),
-        )
-
-
-def _targets(weights: tuple[str, ...]) -> list[str]:
-    """Return a short label for each weights file, all different."""
-    if len({Path(path).resolve() for path in weights}) < len(weights):
-        raise UsageError("the same weights file is named twice; name each once")
-    return shared_prefix_removed(weights) if weights else ["initialised"]
 
 
 def _file_for(pattern: str, label: str) -> Path:

@@ -44,8 +44,8 @@ def run_spectrum(options: dict[str, Any]) -> int:
             f"spectrum looks at one network, and {len(request.weights)} weights files were given; name one"
         )
     from spiritlevel.cli import names
-    from spiritlevel.cli.measuring_command import _Subject as Subject
     from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.subject import Subject
     from spiritlevel.results.records import strict_dumps
     from spiritlevel.results.wording import UNTRAINED
     from spiritlevel.results.writing import check_writable

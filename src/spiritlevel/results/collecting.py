@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import UsageError
 from spiritlevel.results import frames, records
 from spiritlevel.results.report import Report
+from spiritlevel.results.saving import read_record
 from spiritlevel.results.writing import replacing
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -17,7 +17,8 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 def load_reports(path: str | os.PathLike[str]) -> list[Report]:
     """Return the report of a file, or all of them where it holds several."""
-    record = records.read_file(Path(path))
+    record = read_record(path, "report")
+    records.check_record(record, str(path))
     if "reports" not in record:
         return [Report.from_record(record, str(path))]
     parts = record["reports"]

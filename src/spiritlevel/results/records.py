@@ -6,13 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Estimate
 
 SCHEMA_VERSION = 1
@@ -92,19 +91,6 @@ def strict_loads(text: str, source: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise SpiritlevelError(f"{source} is not a report: it is not strict JSON ({error})") from error
-
-
-def read_file(path: Path) -> Any:
-    """Return the checked record of a report file, of one report or of several."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}; give a report saved with --json or Report.save") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpiritlevelError(f"{path} cannot be read as a report ({' '.join(str(error).split())})") from error
-    record = strict_loads(text, str(path))
-    check_record(record, str(path))
-    return record
 
 
 def check_record(record: Any, source: str) -> None:

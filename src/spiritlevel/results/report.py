@@ -6,23 +6,22 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.errors import UsageError, near_names
 from spiritlevel.estimate import Estimate
 from spiritlevel.results import frames, records, webpage
-from spiritlevel.results.writing import replacing
+from spiritlevel.results.saving import Saved, read_record, undamaged
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Mapping[str, Estimate]):
+class Report(Saved, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
     ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
@@ -163,7 +162,7 @@ class Report(Mapping[str, Estimate]):
         records.check_record(record, source)
         if "reports" in record:
             raise UsageError(f"{source} holds several reports; read them with load_reports or collect")
-        try:
+        with undamaged("report", source):
             return cls(
                 estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
                 per_layer={
@@ -179,21 +178,11 @@ class Report(Mapping[str, Estimate]):
                 settings=record["settings"],
                 titles=record.get("titles", {}),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SpiritlevelError(
-                f"{source} is a damaged report ({type(error).__name__}: {error}); save it again"
-            ) from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
-        text = records.strict_dumps(self.record())
-        with replacing(path) as stream:
-            stream.write(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Return the report that ``save`` wrote."""
-        return cls.from_record(records.read_file(Path(path)), str(path))
+        return cls.from_record(read_record(path, "report"), str(path))
 
 
 def _floats(values: list[float | None]) -> list[float]:

@@ -1,0 +1,69 @@
+"""Results that are saved as strict JSON of one kind and version, and read back or refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.results.records import SCHEMA_VERSION, strict_dumps, strict_loads
+from spiritlevel.results.writing import replacing
+
+
+class Saved:
+    """What has a ``record()`` of plain JSON values can be saved."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the result as plain JSON values."""
+        raise TypeError(f"{type(self).__name__} has no record")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write strict JSON; the file appears whole or not at all."""
+        text = strict_dumps(self.record())
+        with replacing(path) as stream:
+            stream.write(text)
+
+
+def read_record(path: str | os.PathLike[str], kind: str) -> Any:
+    """Return the content of a file that should hold a report, a comparison, an audit or a spectrum."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}; give {_a(kind)} saved with --json or save()") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpiritlevelError(f"{path} cannot be read as {_a(kind)} ({' '.join(str(error).split())})") from error
+    return strict_loads(text, str(path))
+
+
+@contextlib.contextmanager
+def reading(record: Any, kind: str, source: str) -> Iterator[None]:
+    """Refuse a record of another kind or version, and one that turns out to be damaged while it is read."""
+    if not isinstance(record, dict) or record.get("kind") != kind:
+        raise SpiritlevelError(f"{source} is not {_a(kind)}; give a file in which spiritlevel saved one")
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise SpiritlevelError(
+            f"{source} has schema version {record.get('schema_version')!r}, and this spiritlevel reads version "
+            f"{SCHEMA_VERSION}; use the version that wrote it"
+        )
+    with undamaged(kind, source):
+        yield
+
+
+@contextlib.contextmanager
+def undamaged(kind: str, source: str) -> Iterator[None]:
+    """Turn what a missing or malformed part raises into one sentence."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise SpiritlevelError(
+            f"{source} is a damaged {kind} ({type(error).__name__}: {error}); save it again"
+        ) from error
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
