@@ -13,7 +13,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[page]"
 	touch $@
 
 # The peers that results are held against come without their dependencies: BackPACK asks for torchvision.
@@ -36,6 +36,7 @@ test: lint types
 	$(THREADS) $(BIN)/python -m pytest -n 2
 
 test-all: $(TESTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	$(THREADS) $(BIN)/python -m pytest -n 2 -m slow
 
 # The peers get their own environment.  BackPACK and PyHessian ask for torchvision, which they do not need here.

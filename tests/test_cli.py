@@ -438,7 +438,7 @@ def test_demo_trains_measures_and_saves(run: Run, here: Path) -> None:
     for words in ("small batch", "large batch", "test accuracy", "Hessian trace", "skewness", "█", "To try next"):
         assert words in ran.out
     assert sorted(os.listdir(here / "spiritlevel-demo")) == [
-        "large-batch.json", "large-batch.pt", "small-batch.json", "small-batch.pt",
+        "comparison.json", "large-batch.json", "large-batch.pt", "page.html", "small-batch.json", "small-batch.pt",
     ]  # fmt: skip
     saved = Report.load(here / "spiritlevel-demo" / "small-batch.json")
     again = run(

@@ -16,7 +16,7 @@ from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results import Report, collect, load_reports, schema
 from spiritlevel.results.collecting import save_reports
 from spiritlevel.results.numerals import how_text, plain, with_error
-from spiritlevel.results.terminal import as_text, rows_table, side_by_side
+from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
 
 
@@ -103,7 +103,7 @@ def test_text_shows_the_header_titles_errors_and_reasons() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_no_number_is_cut_at_any_width(width: int) -> None:
     reports = {f"runs/epoch-{epoch:03d}.pt": make_report() for epoch in range(3)}
-    for table in (make_report().table(layers=True), rows_table(reports), side_by_side(reports)):
+    for table in (make_report().table(layers=True), rows_table(reports)):
         text = as_text(table, width)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= width

@@ -20,27 +20,25 @@ from rich.text import Text
 from torch import nn
 
 from spiritlevel import datasets, nets
+from spiritlevel.compared import Comparison
+from spiritlevel.comparison import compare
 from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimate import Estimate
-from spiritlevel.measuring import measure
 from spiritlevel.problem import Problem
-from spiritlevel.results import Report
-from spiritlevel.results.numerals import percent, plain
-from spiritlevel.results.terminal import side_by_side
 from spiritlevel.results.writing import replacing
-from spiritlevel.training import evaluate, train
+from spiritlevel.training import train
 
 NETWORK = "digits_mlp"
 BATCHES = {"small batch": 16, "large batch": 256}
 LEARNING_RATE = 0.1
 MEASURES = ("default", "relative_flatness", "aceht", "margin_skewness")
 BINS, BAR = 14, 28
+CAVEAT = "One pair of networks from one seed: an example of the measures, not evidence about batch size."
 
 StepHook = Callable[[int, nn.Module, torch.Tensor], None]
 
 
 def run_demonstration(folder: str, *, steps: int, seed: int, quiet: bool) -> int:
-    """Train, measure, print the two networks side by side, and keep checkpoints and reports in the folder."""
+    """Train, compare, print the two networks side by side, and keep checkpoints, reports and the page in the folder."""
     if steps < 1:
         raise UsageError(f"--steps must be at least 1, not {steps}")
     place = Path(folder)
@@ -55,30 +53,45 @@ def run_demonstration(folder: str, *, steps: int, seed: int, quiet: bool) -> int
         f"{steps:,} steps of SGD without momentum at learning rate {LEARNING_RATE:g} for both, batches of "
         f"{' and '.join(map(str, BATCHES.values()))} (after Lengyel et al. 2021, section 4)."
     )
-    reports, rows = {}, {}
+    problems, headers = {}, {}
     for label, batch_size in BATCHES.items():
         model = nets.build(NETWORK, seed=seed)
         with _training_bar(label, steps, quiet) as advance:
             train(model, training, lr=LEARNING_RATE, batch_size=batch_size, steps=steps, seed=seed, on_step=advance)
-        file = place / f"{label.replace(' ', '-')}.pt"
+        file = _file(place, label, ".pt")
         with replacing(file, "wb") as stream:
             _save_weights(model, stream)
-        problem = Problem(model, (training.x, training.y))
-        report = measure(problem, measures=list(MEASURES), progress=not quiet)
-        report.header.update(model=NETWORK, weights=str(file), data="digits", split="train", trained=True)
-        report.save(file.with_suffix(".json"))
-        tested = evaluate(model, test)
-        reports[label] = report
-        rows[label] = (
-            plain(report.loss, 3), plain(tested.loss, 3), percent(report.accuracy), percent(tested.accuracy),
-            plain(report.gradient_norm, 2) + ("" if report.header["at_minimum"] else " (not at a minimum)"),
-        )  # fmt: skip
-    names = ("training loss", "test loss", "training accuracy", "test accuracy", "gradient norm")
-    screen.print(side_by_side(reports, dict(zip(names, zip(*rows.values())))))
+        problems[label] = Problem(model, training.tensors)
+        headers[label] = {
+            "model": NETWORK, "weights": str(file), "data": "digits", "split": "train", "trained": True,
+            "learning_rate": LEARNING_RATE,
+        }  # fmt: skip
+    if not quiet:
+        print("measuring both, and which orderings survive rescaling …", file=sys.stderr, flush=True)
+    comparison = compare(problems, list(MEASURES), test=test.tensors, headers=headers, progress=not quiet)
+    screen.print(comparison.table())
+    reports = comparison.reports
     margins = {label: report.per_sample["output_margin"].double().numpy() for label, report in reports.items()}
-    for line in [*margin_lines(margins), "", *reading(reports), "", *_what_next(place)]:
+    for label, report in reports.items():
+        report.save(_file(place, label, ".json"))
+    comparison.save(place / "comparison.json")
+    written = _page(comparison, place)
+    for line in [*margin_lines(margins), "", CAVEAT, "", *_what_next(place, written)]:
         screen.print(Text(line))
     return 0
+
+
+def _file(place: Path, label: str, ending: str) -> Path:
+    return place / f"{label.replace(' ', '-')}{ending}"
+
+
+def _page(comparison: Comparison, place: Path) -> str:
+    """Write the page where its packages are installed, and say in one line where it is or how to get it."""
+    try:
+        comparison.html(place / "page.html")
+    except SpiritlevelError as error:
+        return f"No page was written: {error}."
+    return f"The page to open is {place / 'page.html'}."
 
 
 def margin_lines(margins: dict[str, np.ndarray]) -> list[str]:
@@ -103,34 +116,11 @@ def margin_lines(margins: dict[str, np.ndarray]) -> list[str]:
     return lines
 
 
-def reading(reports: dict[str, Report]) -> list[str]:
-    """Return in words which of the two is larger in each measure, where the errors allow to say so."""
-    (first, a), (second, b) = reports.items()
-    larger: dict[str, list[str]] = {first: [], second: []}
-    undecided = []
-    for name in a:
-        if not (a[name].ok and b[name].ok):
-            continue
-        if abs(a[name].value - b[name].value) <= 2 * (_error(a[name]) + _error(b[name])):
-            undecided.append(a.title(name))
-        else:
-            larger[first if a[name].value > b[name].value else second].append(a.title(name))
-    lines = [f"Larger for the {label}: {'; '.join(titles)}." for label, titles in larger.items() if titles]
-    if undecided:
-        lines.append(f"No difference beyond the error of the computation: {'; '.join(undecided)}.")
-    return [*lines, "One pair of networks from one seed: an example of the measures, not evidence about batch size."]
-
-
-def _error(estimate: Estimate) -> float:
-    """Return how far the computation may be off, by its standard error or its certificate."""
-    certified = max(abs(end - estimate.value) for end in estimate.interval) if estimate.interval else 0.0
-    return max(estimate.stderr, certified)
-
-
-def _what_next(place: Path) -> list[str]:
+def _what_next(place: Path, page: str) -> list[str]:
     return [
-        f"Checkpoints and reports are in {place}. To try next:",
+        f"Checkpoints, reports and the comparison are in {place}. {page} To try next:",
         f"  spiritlevel report {place}/small-batch.json --layers",
+        f"  spiritlevel audit {NETWORK} {place}/small-batch.pt --data digits",
         f"  spiritlevel measure {NETWORK} {place}/*.pt --data digits:test --measures papers",
         "  spiritlevel measure your_module.py:YourNet your_weights.pt --data your_module.py:your_data",
         "  spiritlevel list measures",

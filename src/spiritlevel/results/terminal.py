@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.estimate import Estimate
-from spiritlevel.results.numerals import MISSING, how_text, percent, plain, residual_of, value_text
+from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
 from spiritlevel.results.wording import Footnotes, data_words, header_lines
 
 if TYPE_CHECKING:
@@ -127,36 +127,6 @@ class _Columns:
         longest_word = max(len(word) for text in texts for word in text.split())
         longest_line = max(len(line) for text in texts for line in text.splitlines())
         return max(longest_word, min(longest_line, ID_WIDTH))
-
-
-def side_by_side(reports: Mapping[str, Report], extra: Mapping[str, Sequence[str]] | None = None) -> RenderableType:
-    """Return a few networks as columns and measures as rows; ``extra`` adds rows of text on top, one cell a network."""
-    footnotes = Footnotes()
-    table = _new_table()
-    table.add_column("", overflow="fold")
-    for label in reports:
-        table.add_column(Text(label), justify="right", overflow="fold")
-    table.add_column("how", overflow="fold")
-    for title, texts in (extra or {}).items():
-        table.add_row(Text(title), *(Text(text) for text in texts), "")
-    table.add_section()
-    measures = dict.fromkeys(name for report in reports.values() for name in report)
-    for name in measures:
-        holders = [report for report in reports.values() if name in report]
-        cells = [_cell(report.get(name), footnotes, label, signs=False) for label, report in reports.items()]
-        how = _shared_how([report[name] for report in holders])
-        table.add_row(_titled(holders[0].title(name), name), *cells, Text(how))
-    return Group(table, *(Text(line) for line in footnotes.lines()))
-
-
-def _shared_how(estimates: Sequence[Estimate]) -> str:
-    """Return how several values were obtained, with the largest of their residuals."""
-    words = dict.fromkeys(how_text(estimate) for estimate in estimates)
-    if len(words) == 1:
-        return next(iter(words))
-    kinds = dict.fromkeys(word.partition(", residual")[0] for word in words)
-    residuals = [residual for estimate in estimates if (residual := residual_of(estimate)) is not None]
-    return " / ".join(kinds) + (f", residual ≤ {max(residuals):.1e}" if len(residuals) == len(estimates) else "")
 
 
 def _shared_header(reports: Mapping[str, Report]) -> list[RenderableType]:
