@@ -168,7 +168,7 @@ DEEP_LINEAR = Study(
     departures=lambda size: [
         "none: a formula at random points, the loss going to zero through w₁w₂w₃X → −∞",
         "the rule on λ₁ = Tr asked for a range before it was computed and asks for the largest deviation now",
-        "the random points were drawn from other ranges after a first look, so that the loss goes to zero among them",
+        "after a first look the grid sets the exponent w₁w₂w₃X (1 and 60) in place of the scale of X (1 and 30)",
     ],
 )  # fmt: skip
 
