@@ -118,7 +118,8 @@ def margin_lines(margins: dict[str, np.ndarray]) -> list[str]:
 
 def _what_next(place: Path, page: str) -> list[str]:
     return [
-        f"Checkpoints, reports and the comparison are in {place}. {page} To try next:",
+        f"Checkpoints, reports and the comparison are in {place}. {page}",
+        "To try next:",
         f"  spiritlevel report {place}/small-batch.json --layers",
         f"  spiritlevel audit {NETWORK} {place}/small-batch.pt --data digits",
         f"  spiritlevel measure {NETWORK} {place}/*.pt --data digits:test --measures papers",
