@@ -15,7 +15,7 @@ from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results import Report, collect, load_reports, schema
 from spiritlevel.results.collecting import save_reports
-from spiritlevel.results.numerals import how_text, plain, with_error
+from spiritlevel.results.numerals import at_least, how_text, plain, with_error
 from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
 
@@ -283,3 +283,11 @@ def test_labels_lose_only_the_folder_they_share() -> None:
     assert shared_prefix_removed(["runs/x/a.pt", "runs/y/a.pt"]) == ["x/a.pt", "y/a.pt"]
     assert shared_prefix_removed(["runs/a.pt"]) == ["runs/a.pt"]
     assert shared_prefix_removed(["a.pt", "runs/a.pt"]) == ["a.pt", "runs/a.pt"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [(1.9213, 3, "1.93"), (1.92, 3, "1.92"), (2.14, 2, "2.2"), (12.01, 3, "12.1"), (1.004, 3, "1.0040")],
+)
+def test_a_factor_that_must_suffice_is_rounded_up(value: float, digits: int, shown: str) -> None:
+    assert at_least(value, digits) == shown

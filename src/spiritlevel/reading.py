@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spiritlevel.results.numerals import plain
+from spiritlevel.results.numerals import at_least, plain
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]
         factor = max(finding.factor for finding in loudest if finding.factor is not None)
         kinds = {finding.kind for finding in loudest}
         what = "one pair of layers" if kinds == {"layers"} else "neurons" if kinds == {"neurons"} else "weights"
-        size = f"{plain(factor, 2)}" if factor >= 1.1 else f"{factor:.3f}"
+        size = at_least(factor, 2)
         one = len(loudest) == 1
         at_most = "" if one else "at most "
         favour = {finding.flatter for finding in loudest}

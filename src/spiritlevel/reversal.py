@@ -23,6 +23,7 @@ from spiritlevel.estimate import Estimate
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measuring import Settings, curvature, measure
 from spiritlevel.problem import Problem
+from spiritlevel.results.numerals import at_least
 from spiritlevel.symmetries.search import groups
 
 LARGEST_FACTOR = 1000.0
@@ -51,7 +52,7 @@ class Reversal:
     @property
     def words(self) -> str:
         """The rescaling in words."""
-        size = f"×{self.factor:.3g}" if self.factor >= 1.01 else f"×{self.factor:.4f}"
+        size = f"×{at_least(self.factor, 3)}"
         if self.kind == "layers":
             shown = [*self.layers[:2], f"… ({len(self.layers)} layers)"] if len(self.layers) > 4 else self.layers
             return f"a {size} rescaling of {'/'.join(shown)} reverses it"

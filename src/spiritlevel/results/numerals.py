@@ -83,3 +83,11 @@ def _exponent(value: float, digits: int) -> int:
 
 def _is_moderate(value: float) -> bool:
     return value == 0 or 1e-4 <= abs(value) < 1e7
+
+
+def at_least(value: float, digits: int) -> str:
+    """Return a number above 1 rounded up, so that what is printed still does what the number itself does."""
+    digits = digits if value >= 1 + 10.0 ** (1 - digits) else digits + 2
+    places = max(0, digits - 1 - math.floor(math.log10(value)))
+    step = 10.0**-places
+    return f"{math.ceil(round(value / step, 6)) * step:.{places}f}"
