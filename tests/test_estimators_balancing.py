@@ -109,7 +109,7 @@ def test_weak_couplings_do_not_crawl(strength: float) -> None:
     assert found.sweeps < 60
 
 
-@pytest.mark.parametrize("reach", [3.0, 12.0])
+@pytest.mark.parametrize("reach", [3.0, 12.0, 140.0])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_row_and_column_scales_change_nothing(name: str, reach: float) -> None:
     h, w2 = PROBLEMS[name]
@@ -118,6 +118,8 @@ def test_row_and_column_scales_change_nothing(name: str, reach: float) -> None:
     found = balance(h * r * c, w2 / (r * c))
     assert found.status == "ok"
     assert found.value == pytest.approx(balance(h, w2).value, rel=1e-10)
+    if reach > 100:  # products of two such entries are beyond any float
+        return
     icml = balance_icml(h * c, w2 / c)
     assert icml.value == pytest.approx(balance_icml(h, w2).value, rel=1e-10)
 

@@ -27,6 +27,8 @@ from spiritlevel.errors import UsageError
 # Added to the second derivative, relative to the value.  Directions flatter than this have gradients below every
 # tolerance, and rounding divided by their curvature would throw the Newton step about.
 DAMPING = 1e-14
+LARGE = 1e100  # sums and scales beyond this, or below its inverse, are first brought together by logarithms
+LOOKED_AT = 8  # rows and columns
 
 BalanceStatus = Literal["ok", "infimum_not_attained", "budget_spent"]
 
@@ -66,27 +68,38 @@ def balance(h: Tensor, w2: Tensor, *, tolerance: float = 1e-12, max_sweeps: int 
     h, w2 = _checked_pair(h, w2)
     if h.ndim != 2:
         raise UsageError(f"h and w2 must be matrices; found shape {tuple(h.shape)}, use balance_groups for (G, m, n).")
-    rows, columns = h.shape
-    void = ~_without_void_lines(h, w2)
-    labels_row, labels_column = _bipartite_components((h > 0) & ~void, (w2 > 0) & ~void)
-    carried = (h > 0) | (w2 > 0)
-    same = labels_row[:, None] == labels_column[None, :]
-    kept = same & carried & ~void
-    unattained = bool((carried & ~void & ~same).any())
+    alive_rows, alive_columns = _lines_that_count(h, w2)
+    at_row, at_column = alive_rows.nonzero().flatten(), alive_columns.nonzero().flatten()
+    h_left, w2_left = _cut(h, at_row, at_column), _cut(w2, at_row, at_column)
+    carried = (h_left > 0) | (w2_left > 0)
+    unattained = False
+    parts = [(torch.arange(len(at_row)), torch.arange(len(at_column)))] if len(at_row) else []
+    if not _has_full_line(h_left, w2_left):
+        labels_row, labels_column = _bipartite_components(h_left > 0, w2_left > 0)
+        same = labels_row[:, None] == labels_column[None, :]
+        unattained = bool((carried & ~same).any())
+        carried &= same
+        used = torch.unique(labels_row[carried.any(dim=1)]).tolist()
+        parts = [
+            (
+                ((labels_row == label) & carried.any(dim=1)).nonzero().flatten(),
+                ((labels_column == label) & carried.any(dim=0)).nonzero().flatten(),
+            )
+            for label in used
+        ]
+    kept = torch.zeros(h.shape, dtype=torch.bool)
+    kept[at_row[:, None], at_column] = carried
 
-    u, v = torch.ones(rows, dtype=torch.float64), torch.ones(columns, dtype=torch.float64)
+    u, v = torch.ones(len(h), dtype=torch.float64), torch.ones(h.shape[1], dtype=torch.float64)
     value, gaps, sweeps, converged = 0.0, 0.0, 0, True
-    for label in torch.unique(labels_row[kept.any(dim=1)]).tolist():
-        at_row = ((labels_row == label) & kept.any(dim=1)).nonzero().flatten()
-        at_column = ((labels_column == label) & kept.any(dim=0)).nonzero().flatten()
-        part = _Bipartite(h[at_row][:, at_column], w2[at_row][:, at_column])
-        used = part.solve(tolerance, max_sweeps)
+    for own_rows, own_columns in parts:
+        part = _Bipartite(_cut(h_left, own_rows, own_columns), _cut(w2_left, own_rows, own_columns))
+        sweeps = max(sweeps, part.solve(tolerance, max_sweeps))
         # Each component meets the tolerance on its own value, hence also on the sum.
-        converged &= part.gap() <= tolerance * part.value()
-        value += part.value()
-        gaps = max(gaps, part.gap())
-        sweeps = max(sweeps, used)
-        u[at_row], v[at_column] = part.scales()
+        converged &= part.gap <= tolerance * part.value
+        value += part.value
+        gaps = max(gaps, part.gap)
+        u[at_row[own_rows]], v[at_column[own_columns]] = part.scales()
     status: BalanceStatus = "infimum_not_attained" if unattained else "ok"
     return Balance(value, u, v, kept, gaps / value if value else 0.0, sweeps, status if converged else "budget_spent")
 
@@ -119,7 +132,8 @@ def balance_icml(h: Tensor, w2: Tensor, *, tolerance: float = 1e-12, max_iterati
     h, w2 = _checked_pair(h, w2)
     if h.ndim != 2:
         raise UsageError(f"h and w2 must be matrices; found shape {tuple(h.shape)}.")
-    alive = _without_void_lines(h, w2)  # dead neurons and unused inputs carry nothing, as in `balance`
+    rows, columns = _lines_that_count(h, w2)  # dead neurons and unused inputs carry nothing, as in `balance`
+    alive = rows[:, None] & columns[None, :]
     h, w2 = h * alive, w2 * alive
     # Column scales c_k = sqrt(sum h / sum w2) first, so that products of extreme entries neither vanish nor overflow.
     start = 0.5 * (_log_or_zero(w2.sum(dim=0)) - _log_or_zero(h.sum(dim=0)))
@@ -156,65 +170,93 @@ def balance_icml(h: Tensor, w2: Tensor, *, tolerance: float = 1e-12, max_iterati
 
 
 class _Bipartite:
-    """One strongly connected problem, held as the flows a = h u v and b = w2 / (u v) at the current scales."""
+    """One strongly connected problem: flows ``a`` and ``b`` at some scales, and factors u, v on top of those.
+
+    Alternation reads the two matrices and writes nothing of their size: sums of h u v over rows are u * (a @ v).
+    """
 
     def __init__(self, h: Tensor, w2: Tensor) -> None:
-        self.x = torch.zeros(h.shape[0], dtype=torch.float64)  # log u
+        self.a, self.b = h, w2
+        self.x = torch.zeros(h.shape[0], dtype=torch.float64)  # log u at which a and b are the flows
         self.y = torch.zeros(h.shape[1], dtype=torch.float64)  # log v
-        log_h, log_w2 = h.log(), w2.log()
-        # Two sweeps with sums of exponentials first: afterwards the flows are of one order in every row and column,
-        # however far apart the scales were, and plain products suffice.
+        self.u, self.v = torch.ones_like(self.x), torch.ones_like(self.y)
+        self.value, self.gap = math.inf, math.inf  # at the scales of the last look
+        self._balance_rows(*self._row_sums())
+        self._balance_columns()
+        if not self._within_range():
+            self._start_from_logarithms()
+
+    def _within_range(self) -> bool:
+        """Whether no sum or scale comes near the ends of what a float holds, where products lose their digits."""
+        ends = torch.stack([torch.stack(torch.aminmax(t)) for t in (self.u, self.v, *self._row_sums())])
+        return bool((ends > 1 / LARGE).all()) and bool((ends < LARGE).all())
+
+    def _start_from_logarithms(self) -> None:
+        """Make flows of one order in every row and column, however far apart the scales are."""
+        log_h, log_w2 = self.a.log(), self.b.log()
+        self.y = torch.zeros_like(self.y)
         for _ in range(2):
             self.x = 0.5 * ((log_w2 - self.y).logsumexp(dim=1) - (log_h + self.y).logsumexp(dim=1))
             self.y = 0.5 * ((log_w2.T - self.x).logsumexp(dim=1) - (log_h.T + self.x).logsumexp(dim=1))
         total = self.x[:, None] + self.y[None, :]
         self.a, self.b = (log_h + total).exp(), (log_w2 - total).exp()
-
-    def value(self) -> float:
-        return float(self.a.sum() + self.b.sum())
-
-    def imbalance(self) -> tuple[Tensor, Tensor]:
-        """The gradient in (log u, log v): row and column sums of a - b."""
-        return self.a.sum(dim=1) - self.b.sum(dim=1), self.a.sum(dim=0) - self.b.sum(dim=0)
-
-    def gap(self) -> float:
-        by_row, by_column = self.imbalance()
-        return max(float(by_row.abs().max()), float(by_column.abs().max()))
+        self.u, self.v = torch.ones_like(self.x), torch.ones_like(self.y)
+        self._balance_rows(*self._row_sums())
+        self._balance_columns()
 
     def scales(self) -> tuple[Tensor, Tensor]:
         """Return u and v with equal mean logarithms, the free constant being anybody's choice."""
-        constant = 0.5 * (self.x.mean() - self.y.mean())
-        return (self.x - constant).exp(), (self.y + constant).exp()
+        x, y = self.x + self.u.log(), self.y + self.v.log()
+        constant = 0.5 * (x.mean() - y.mean())
+        return (x - constant).exp(), (y + constant).exp()
 
     def solve(self, tolerance: float, max_sweeps: int) -> int:
         """Alternate while that at least halves the gap, else take Newton steps; return the sweeps and steps taken."""
         previous = math.inf
-        for sweep in range(2, max_sweeps):
-            gap = self.gap()
-            if gap <= tolerance * self.value():
+        for sweep in range(1, max_sweeps + 1):
+            forth, back = self._row_sums()
+            self._look(forth, back)
+            if self.gap <= tolerance * self.value or sweep == max_sweeps:
                 return sweep
-            if gap > 0.5 * previous and not self._newton():
-                self._alternate()
-            self._alternate()
-            previous = gap
+            if self.gap > 0.5 * previous:
+                self._settle()
+                self._newton()
+                forth, back = self._row_sums()
+            previous = self.gap
+            self._balance_rows(forth, back)
+            self._balance_columns()
         return max_sweeps
 
-    def _alternate(self) -> None:
-        for axis in (1, 0):
-            ratio = (self.b.sum(dim=axis) / self.a.sum(dim=axis)).sqrt()
-            self._move(*((ratio.log(), torch.zeros_like(self.y)) if axis else (torch.zeros_like(self.x), ratio.log())))
+    def _row_sums(self) -> tuple[Tensor, Tensor]:
+        """Row sums of a v and of b / v."""
+        return self.a @ self.v, self.b @ (1 / self.v)
 
-    def _move(self, dx: Tensor, dy: Tensor) -> None:
-        self.x, self.y = self.x + dx, self.y + dy
-        # Rank-one factors in place of m n exponentials.
-        self.a = self.a * dx.exp()[:, None] * dy.exp()[None, :]
-        self.b = self.b * (-dx).exp()[:, None] * (-dy).exp()[None, :]
+    def _balance_rows(self, forth: Tensor, back: Tensor) -> None:
+        self.u = (back / forth).sqrt()
 
-    def _newton(self) -> bool:
-        """One damped Newton step; False where rounding leaves no descent."""
+    def _balance_columns(self) -> None:
+        forth, back = self.a.T @ self.u, self.b.T @ (1 / self.u)
+        self.v = (back / forth).sqrt()
+        self.column_gap = float((self.v * forth - back / self.v).abs().max())
+
+    def _look(self, forth: Tensor, back: Tensor) -> None:
+        """Read value and gap off the sums that the next step needs anyway; the columns were balanced last."""
+        inwards, outwards = self.u * forth, back / self.u
+        self.value = float(inwards.sum() + outwards.sum())
+        self.gap = max(float((inwards - outwards).abs().max()), self.column_gap)
+
+    def _settle(self) -> None:
+        """Take the factors u and v into the flows."""
+        self.x, self.y = self.x + self.u.log(), self.y + self.v.log()
+        self.a = self.a * self.u[:, None] * self.v
+        self.b = self.b / self.u[:, None] / self.v
+        self.u, self.v = torch.ones_like(self.x), torch.ones_like(self.y)
+
+    def _newton(self) -> None:
+        """Take one damped Newton step, unless rounding leaves no descent."""
         rows = len(self.x)
-        by_row, by_column = self.imbalance()
-        coupling = self.a + self.b
+        coupling, difference = self.a + self.b, self.a - self.b
+        by_row, by_column = difference.sum(dim=1), difference.sum(dim=0)
         small = DAMPING * coupling.sum()
         # Potentials (x, -y): the second derivative is the Laplacian of the bipartite graph with weights a + b.
         # Eliminate the longer side; what is left is a damped Laplacian again.
@@ -236,11 +278,9 @@ class _Bipartite:
             return torch.stack([self.a * total.exp(), self.b * (-total).exp()])
 
         moved = _descend(flows, torch.cat([p, q]), self.a.sum() + self.b.sum())
-        if moved is None:
-            return False
-        self.x, self.y = self.x + moved[0][:rows], self.y - moved[0][rows:]
-        self.a, self.b = moved[1][0], moved[1][1]
-        return True
+        if moved is not None:
+            self.x, self.y = self.x + moved[0][:rows], self.y - moved[0][rows:]
+            self.a, self.b = moved[1][0], moved[1][1]
 
 
 def _flows_at(flows: Tensor, potentials: Tensor) -> Tensor:
@@ -291,22 +331,36 @@ def _checked_pair(h: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
         raise UsageError(f"h and w2 must have one shape; found {tuple(h.shape)} and {tuple(w2.shape)}.")
     h, w2 = h.detach().cpu().double(), w2.detach().cpu().double()
     for name, values in (("h", h), ("w2", w2)):
-        if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+        low, high = torch.aminmax(values) if values.numel() else (0.0, 0.0)
+        if not (low >= 0 and high < math.inf):  # written so that NaN fails too
             raise UsageError(f"{name} has entries that are negative or not finite; clip the curvature at 0 first.")
     return h, w2
 
 
-def _without_void_lines(h: Tensor, w2: Tensor) -> Tensor:
-    """Mark the entries left when rows and columns without curvature or without weight are removed, repeatedly."""
-    alive = torch.ones(h.shape, dtype=torch.bool)
+def _lines_that_count(h: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark the rows and columns left when those without curvature or without weight are removed, repeatedly."""
+    rows, columns = torch.ones(len(h), dtype=torch.float64), torch.ones(h.shape[1], dtype=torch.float64)
     while True:
-        a, b = (h > 0) & alive, (w2 > 0) & alive
-        rows = a.any(dim=1) & b.any(dim=1)
-        columns = a.any(dim=0) & b.any(dim=0)
-        left = alive & rows[:, None] & columns[None, :]
-        if bool((left == alive).all()):
-            return alive
-        alive = left
+        before = int(rows.sum() + columns.sum())
+        rows = (rows * ((h @ columns > 0) & (w2 @ columns > 0))).double()
+        columns = (columns * ((h.T @ rows > 0) & (w2.T @ rows > 0))).double()
+        if int(rows.sum() + columns.sum()) == before:
+            return rows > 0, columns > 0
+
+
+def _cut(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return some rows and columns of a matrix, the matrix itself where they are all of it."""
+    matrix = matrix if len(rows) == matrix.shape[0] else matrix[rows]
+    return matrix if len(columns) == matrix.shape[1] else matrix[:, columns]
+
+
+def _has_full_line(h: Tensor, w2: Tensor) -> bool:
+    """Whether a row or column among the first few has no zero: then all lines that count hang together.
+
+    A full row leads to every column and back; every other row has some way to a column and some way back.
+    """
+    few = slice(0, LOOKED_AT)
+    return bool(((h[few] > 0) & (w2[few] > 0)).all(dim=1).any() | ((h[:, few] > 0) & (w2[:, few] > 0)).all(dim=0).any())
 
 
 def _bipartite_components(row_to_column: Tensor, column_to_row: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,8 +369,6 @@ def _bipartite_components(row_to_column: Tensor, column_to_row: Tensor) -> tuple
     from scipy.sparse.csgraph import connected_components
 
     rows, columns = row_to_column.shape
-    if bool(row_to_column.all()) and bool(column_to_row.all()):
-        return torch.zeros(rows, dtype=torch.long), torch.zeros(columns, dtype=torch.long)
     forth, back = row_to_column.nonzero().numpy(), column_to_row.nonzero().numpy()
     tails = torch.cat([torch.as_tensor(forth[:, 0]), torch.as_tensor(back[:, 1]) + rows]).numpy()
     heads = torch.cat([torch.as_tensor(forth[:, 1]) + rows, torch.as_tensor(back[:, 0])]).numpy()
