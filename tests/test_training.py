@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spiritlevel import datasets, nets, training
 from spiritlevel.errors import UsageError
-from spiritlevel.training.order import epoch_batches, steps_per_epoch
+from spiritlevel.training.order import epoch_batches, stacked_epoch_batches, steps_per_epoch
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -68,6 +68,9 @@ def test_every_epoch_is_a_permutation_with_an_uneven_last_batch() -> None:
     assert first != second
     assert [len(batch) for batch in epoch_batches(10, 4, generator, drop_last=True)] == [4, 4]
     assert steps_per_epoch(10, 4) == 3
+    ours, own = ([torch.Generator().manual_seed(seed) for seed in (3, 4)] for _ in range(2))
+    for stacked, *alone in zip(stacked_epoch_batches(10, 4, ours), *(epoch_batches(10, 4, each) for each in own)):
+        assert torch.equal(stacked, torch.stack(alone))
     seen: list[int] = []
     record = training.train(
         small(), digits(10), lr=0.1, batch_size=4, steps=5, on_step=lambda step, model, loss: seen.append(step)
@@ -176,6 +179,8 @@ def test_a_real_network_learns_the_digits() -> None:
 
 
 def test_wrong_requests_are_answered() -> None:
+    with pytest.raises(UsageError, match="float32, bfloat16"):
+        training.train(small(), digits(10), epochs=1, precision="half")
     data = digits(20)
     for arguments, words in (
         ({}, "either epochs or steps"),
@@ -242,6 +247,41 @@ def test_networks_trained_together_equal_networks_trained_alone(
         assert records[place].settings == record.settings
         assert not model.training
     assert float((flat(together[0]) - start).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", ["digits_cnn", "fcnbn"])
+def test_a_replayed_step_is_the_step_itself(net: str, device: str) -> None:
+    """Alone and stacked, uneven last batches, BatchNorm statistics, dropout and a changing rate included."""
+    data = datasets.fit_images(digits(150), nets.size_for(net, 8))
+    options: dict[str, Any] = {"momentum": 0.9, "batch_size": 40, "epochs": 80, "schedule": "linear"}
+
+    def model(seed: int) -> nn.Module:
+        return nn.Sequential(nets.build(net, seed=seed), nn.Dropout(0.2)).double().to(device)
+
+    ends = []
+    for replay in (True, False):
+        alone, stacked = model(0), [model(1), model(2)]
+        training.train(alone, data, lr=0.1, seed=3, replay=replay, **options)
+        training.train_ensemble(stacked, data, lr=[0.1, 0.05], seeds=[1, 2], replay=replay, **options)
+        ends.append([value for each in (alone, *stacked) for value in each.state_dict().values()])
+    for replayed, plain in zip(*ends, strict=True):
+        torch.testing.assert_close(replayed, plain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_in_sixteen_bits_is_near_training_in_full(device: str) -> None:
+    data = digits(150)
+    full, low = (nets.build("digits_cnn", seed=0).to(device) for _ in range(2))
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "batch_size": 50, "epochs": 10}
+    training.train(full, data, **options)
+    record = training.train(low, data, precision="bfloat16", **options)
+    assert record.settings["precision"] == "bfloat16"
+    assert training.evaluate(low, data).loss == pytest.approx(training.evaluate(full, data).loss, rel=0.05)
+    assert not torch.equal(flat(low), flat(full))
+    for parameter in low.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.is_contiguous()
 
 
 def test_a_network_leaves_the_stack_when_it_reaches_its_target() -> None:

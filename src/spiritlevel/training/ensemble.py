@@ -18,7 +18,8 @@ from torch.nn import functional
 from spiritlevel.errors import UsageError
 from spiritlevel.training.evaluation import Data, Loss, inputs_and_labels, place_of
 from spiritlevel.training.loop import EpochRecord, TrainingRecord, seeded
-from spiritlevel.training.order import epoch_batches, plan_length, steps_per_epoch
+from spiritlevel.training.order import plan_length, stacked_epoch_batches, steps_per_epoch
+from spiritlevel.training.replaying import Replayed
 from spiritlevel.training.schedules import Schedule, resolve_schedule, schedule_name
 from spiritlevel.training.stopping import LossTarget
 from spiritlevel.training.updates import StackedOptimizer
@@ -44,12 +45,14 @@ def train_ensemble(
     drop_last: bool = False,
     stop: LossTarget | None = None,
     on_epoch: OnEpoch | None = None,
+    replay: bool = True,
 ) -> list[TrainingRecord]:
     """Train K networks in place, where they are, and leave them in evaluation mode; one record each.
 
     ``seeds`` decide the order of the data for each network, ``lr`` is one rate or K, ``labels`` of shape (K, N) replace
     the data's (label noise). A network that reaches the target of ``stop``, or diverges, leaves the stack. ``on_epoch``
     sees the epoch of every network still in the stack, by its place in ``models``, whose weights are then up to date.
+    With ``replay`` a GPU repeats the step of sgd from a recording, which changes its speed and nothing else.
     """
     _check_alike(models)
     count = len(models)
@@ -72,6 +75,7 @@ def train_ensemble(
         "optimizer": optimizer, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size,
         "epochs": epochs, "steps": steps, "samples": len(x), "schedule": schedule_name(schedule),
         "average_from": None, "drop_last": drop_last,
+        "precision": "float32",
     }  # fmt: skip
     records = [TrainingRecord({**common, "lr": rate, "seed": seed}) for rate, seed in zip(rates, seeds, strict=True)]
     stack = _Stack(models, loss)
@@ -80,20 +84,21 @@ def train_ensemble(
     first_rates = torch.tensor(rates, dtype=torch.float64, device=device)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     done, epoch = 0, 0
+    step: Replayed | None = None
     started = time.perf_counter()
     with seeded(seeds[0], device):
         while done < total and stack.members:
-            members = torch.tensor(stack.members, device=device)
-            loss_sum = torch.zeros(len(members), dtype=torch.float64, device=device)
-            right = torch.zeros(len(members), dtype=torch.int64, device=device)
+            if step is None:
+                step = _step(stack, method, x, targets, total - done if replay else 0)
+            rates_now = first_rates[torch.tensor(stack.members, device=device)]
+            loss_sum = torch.zeros(len(stack.members), dtype=torch.float64, device=device)
+            right = torch.zeros(len(stack.members), dtype=torch.int64, device=device)
             seen = 0
-            batches = [epoch_batches(len(x), batch_size, orders[k], drop_last) for k in stack.members]
-            for indices in zip(*batches, strict=True):
-                index = torch.stack(indices).to(device)  # (networks, batch)
+            generators = [orders[k] for k in stack.members]
+            for index in stacked_epoch_batches(len(x), batch_size, generators, drop_last, device):
                 progress = done / total if steps is not None else epoch * per_epoch / total
-                rate = first_rates[members] * factor(progress)
-                values, hits = stack.backward(x[index], targets[members[:, None], index])
-                method.step(stack.params, stack.gradients, rate)
+                rate = rates_now * factor(progress)
+                values, hits = step(index, rate)
                 done += 1
                 seen += index.shape[1]
                 loss_sum += values.double() * index.shape[1]
@@ -116,12 +121,26 @@ def train_ensemble(
             leaving = [place for place, member in enumerate(stack.members) if records[member].stopped_by]
             if leaving:
                 method.keep(stack.drop(leaving))
+                step = None  # the stack's tensors are new ones
             epoch += 1
     stack.write()
     for model, record in zip(models, records, strict=True):
         record.stopped_by = record.stopped_by or ("steps" if steps is not None else "epochs")
         model.eval()
     return records
+
+
+def _step(stack: _Stack, method: StackedOptimizer, x: Tensor, targets: Tensor, calls: int) -> Replayed:
+    """Return one step of every network in the stack as a function of (networks, batch) indices and learning rates."""
+    members = torch.tensor(stack.members, device=x.device)
+
+    def step(index: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+        values, hits = stack.backward(x[index], targets[members[:, None], index])
+        method.step(stack.params, stack.gradients, rate)
+        return values, hits
+
+    # The Adams count their steps in Python, which a recording would not repeat.
+    return Replayed(step, x.device, calls if method.name == "sgd" else 0)
 
 
 class _Stack:

@@ -17,10 +17,12 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from spiritlevel.errors import UsageError
 from spiritlevel.training.evaluation import Data, Loss, inputs_and_labels, place_of
 from spiritlevel.training.order import epoch_batches, plan_length, steps_per_epoch
+from spiritlevel.training.replaying import Replayed
 from spiritlevel.training.schedules import Schedule, resolve_schedule, schedule_name
 from spiritlevel.training.stopping import StopRule
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+PRECISIONS = ("float32", "bfloat16")
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -96,6 +98,8 @@ def train(
     average_from: int | None = None,
     on_step: Callable[[int, nn.Module, Tensor], None] | None = None,
     on_epoch: Callable[[EpochRecord, nn.Module], None] | None = None,
+    precision: str = "float32",
+    replay: bool = True,
 ) -> TrainingRecord:
     """Train the model in place, where it is, and leave it in evaluation mode.
 
@@ -103,7 +107,12 @@ def train(
     (counted from 0) the weights at the end of every epoch are averaged, and BatchNorm statistics of the average are
     computed over the data. Weight decay γ adds γ/2 ‖w‖² to the loss in sgd and adam. The hook ``on_step`` sees the
     count of finished steps, the model and the batch's loss.
+
+    ``precision="bfloat16"`` multiplies in 16 bits (torch's autocast) with weights, sums and updates as they are. With
+    ``replay`` a GPU repeats the step from a recording, which changes its speed and nothing else.
     """
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision={precision!r} is not known: the names are {', '.join(PRECISIONS)}.")
     device, dtype = place_of(model)
     x, y = inputs_and_labels(data)
     per_epoch = steps_per_epoch(len(y), batch_size, drop_last)
@@ -115,9 +124,25 @@ def train(
             "optimizer": optimizer, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
             "batch_size": batch_size, "epochs": epochs, "steps": steps, "seed": seed, "samples": len(y),
             "schedule": schedule_name(schedule), "average_from": average_from, "drop_last": drop_last,
+            "precision": precision,
         }
     )  # fmt: skip
     x, y = x.to(device, dtype), y.to(device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    low = precision == "bfloat16"
+    if low:
+        # How 16-bit convolutions want their images.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def differentiate(batch: Tensor, labels: Tensor) -> tuple[Any, ...]:
+        # Each weight is used once, so nothing is gained by keeping its 16-bit copy.
+        with torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            outputs = model(batch)
+            value = loss(outputs, labels)
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+        return value.detach(), (outputs.detach().argmax(dim=1) == labels).sum(), gradients
+
+    step = Replayed(differentiate, device, total if replay else 0)
     averaged: AveragedModel | None = None
     started = time.perf_counter()
     model.train()
@@ -129,25 +154,25 @@ def train(
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             right = torch.zeros((), dtype=torch.int64, device=device)
             seen = 0
-            for index in epoch_batches(len(y), batch_size, order, drop_last):
+            for index in epoch_batches(len(y), batch_size, order, drop_last, device):
                 progress = record.steps / total if steps is not None else epoch * per_epoch / total
                 for group in method.param_groups:
                     group["lr"] = lr * factor(progress)
-                index = index.to(device)
                 batch = x[index] if augment is None else augment(x[index], drawn)
-                method.zero_grad()
-                outputs = model(batch)
-                value = loss(outputs, y[index])
-                value.backward()
+                if low and batch.dim() == 4:
+                    batch = batch.contiguous(memory_format=torch.channels_last)
+                value, hits, gradients = step(batch, y[index])
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
                 if stop is not None:
                     stop.after_step(model)
                 method.step()
                 record.steps += 1
                 seen += len(index)
-                loss_sum += value.detach().double() * len(index)
-                right += (outputs.detach().argmax(dim=1) == y[index]).sum()
+                loss_sum += value.double() * len(index)
+                right += hits
                 if on_step is not None:
-                    on_step(record.steps, model, value.detach())
+                    on_step(record.steps, model, value)
                 if record.steps == total:
                     break
             row = EpochRecord(epoch, record.steps, group["lr"], float(loss_sum) / seen, int(right) / seen)
@@ -165,6 +190,10 @@ def train(
     record.stopped_by = record.stopped_by or ("steps" if steps is not None else "epochs")
     record.seconds = time.perf_counter() - started
     model.eval()
+    if low:
+        for each in (model, record.averaged):
+            if each is not None:
+                each.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return record
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,12 +21,32 @@ def steps_per_epoch(samples: int, batch_size: int, drop_last: bool = False) -> i
 
 
 def epoch_batches(
-    samples: int, batch_size: int, generator: torch.Generator, drop_last: bool = False
+    samples: int,
+    batch_size: int,
+    generator: torch.Generator,
+    drop_last: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Yield the sample indices of each batch of one epoch."""
-    permutation = torch.randperm(samples, generator=generator)
-    for step in range(steps_per_epoch(samples, batch_size, drop_last)):
-        yield permutation[step * batch_size : (step + 1) * batch_size]
+    yield from _batches(torch.randperm(samples, generator=generator).to(device), batch_size, drop_last)
+
+
+def stacked_epoch_batches(
+    samples: int,
+    batch_size: int,
+    generators: Sequence[torch.Generator],
+    drop_last: bool = False,
+    device: torch.device | str = "cpu",
+) -> Iterator[Tensor]:
+    """Yield (networks, batch) indices: the batches that `epoch_batches` gives each generator, one row a network."""
+    orders = torch.stack([torch.randperm(samples, generator=generator) for generator in generators])
+    yield from _batches(orders.to(device), batch_size, drop_last)
+
+
+def _batches(order: Tensor, batch_size: int, drop_last: bool) -> Iterator[Tensor]:
+    """Cut the last axis into batches; an epoch's order moves to the device once, not batch by batch."""
+    for step in range(steps_per_epoch(order.shape[-1], batch_size, drop_last)):
+        yield order[..., step * batch_size : (step + 1) * batch_size]
 
 
 def plan_length(epochs: int | None, steps: int | None, per_epoch: int) -> int:
