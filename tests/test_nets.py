@@ -103,6 +103,7 @@ STD = {
     "kaiming_uniform": math.sqrt(2 / 784),
     "uniform": 0.2 / math.sqrt(12),
     "normal": math.sqrt(0.1),
+    "normal_tenth": 0.1,
 }
 
 

@@ -1,4 +1,4 @@
-"""The four initialisations of Petzka et al. 2019, applied to every weight of two or more dimensions."""
+"""The four initialisations of Petzka et al. 2019, one in two readings, for weights of two or more dimensions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ INITIALISATIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tenso
     "xavier_normal": lambda w, g: nn.init.xavier_normal_(w, generator=g),
     "kaiming_uniform": lambda w, g: nn.init.kaiming_uniform_(w, nonlinearity="relu", generator=g),
     "uniform": lambda w, g: nn.init.uniform_(w, -0.1, 0.1, generator=g),
-    # N(0, σ² = 0.1) read literally: the standard deviation is √0.1, not 0.1.
+    # N(0, σ² = 0.1): read literally the standard deviation is √0.1; torch's normal_(0, 0.1) takes it to be 0.1.
     "normal": lambda w, g: nn.init.normal_(w, 0.0, math.sqrt(0.1), generator=g),
+    "normal_tenth": lambda w, g: nn.init.normal_(w, 0.0, 0.1, generator=g),
 }
 
 

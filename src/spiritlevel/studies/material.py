@@ -73,6 +73,7 @@ def network(settings: Settings, data: LabelledData, place: Place) -> nn.Module:
 
 _TRAINING = (
     "optimizer", "lr", "momentum", "weight_decay", "batch_size", "epochs", "steps", "schedule", "average_from",
+    "precision",
 )  # fmt: skip
 
 

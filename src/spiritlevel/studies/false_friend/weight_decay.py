@@ -249,6 +249,8 @@ def _convolutional(
     net: str, title: str, lr: float, place: str, eigenvalues: str, accuracies: str, **more: Any
 ) -> Study:
     common = {"net": net, "data": "cifar100", "lr": lr, "augment": True, "stack": False, "mode": "train", "curve": 10}
+    shorter, longer = {"images": 10000, "epochs": 20}, {"images": 30000, "epochs": 30}
+    medium = longer if net == "allcnnc" else shorter
     tiny: dict[str, Any] = {
         "allcnnc": {"net": "digits_cnn", "images": 100},
         "preresnet164": {"args": {"depth": 11}, "images": 4},
@@ -262,13 +264,14 @@ def _convolutional(
             "smoke": {**common, "data": "digits", "test_images": 4, "epochs": 1, "points": 2, "seeds": 1, "quick": True,
                       "curve": 1, **tiny},
             "small": {**common, "images": 1000, "test_images": 1000, "epochs": 3, "points": 200, "seeds": 3},
-            "medium": {**common, "images": 10000, "test_images": 4000, "epochs": 20, "points": 500, "seeds": 3},
+            "medium": {**common, **medium, "test_images": 4000, "points": 500, "seeds": 3, "precision": "bfloat16"},
             "paper": {**common, "epochs": 300, "points": 45000, "seeds": 1, "images": 45000, "validation": 5000},
         },
         {
             "smoke": "built-in digits, a much smaller network of the kind, one epoch",
             "small": "1,000 images, three epochs",
-            "medium": "the first 10,000 images, 20 epochs of 300; λ₁ over 500 images in one batch, BatchNorm in "
+            "medium": f"the first {medium['images']:,} images, {medium['epochs']} epochs of 300, trained with products "
+            "in bfloat16 (measured in float32); λ₁ over 500 images in one batch, BatchNorm in "
             "training mode, dropout off; accuracy on the first 4,000 test images",
             "paper": "none in size",
         },
