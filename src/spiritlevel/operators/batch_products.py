@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from spiritlevel.operators.convolutions import LinearConvolutions
 from spiritlevel.operators.differentiation import (
     Parts,
     gradient_graph,
@@ -46,7 +47,8 @@ class RetainedGraph:
         self.tensors = [problem.chosen_parameters[name] for name in names]
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
         own = {name: buffer.clone() for name, buffer in problem.model.named_buffers()} or None
-        self.outputs = problem.outputs(batch.content, own)
+        with LinearConvolutions():
+            self.outputs = problem.outputs(batch.content, own)
         losses, weights = problem.loss.per_sample(self.outputs, batch.content)
         problem.agrees(batch, losses)
         self.shares = weights.detach() / problem.survey.total_weight
