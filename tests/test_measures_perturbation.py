@@ -16,6 +16,7 @@ from spiritlevel.estimators.box_maximum import maximise_in_box
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.measures.feature_robustness import feature_robustness
 from spiritlevel.measures.perturbation import keskar_sharpness, noise_curvature
+from spiritlevel.passes.head import HeadLoss
 from spiritlevel.passes.perturbed import Perturbed, gaussian_noise, moved
 from spiritlevel.problem import Problem
 from spiritlevel.reference.dense import Dense
@@ -454,6 +455,40 @@ def test_feature_robustness_uses_the_layer_called_last_and_refuses_others() -> N
         robustness(unsuited, layer="0")
     with pytest.raises(UsageError, match="delta > 0"):
         robustness(problem, delta=0.0)
+
+
+def test_the_last_layer_alone_gives_the_losses_gradients_and_products_of_the_whole_network() -> None:
+    problem = features_problem(3, features=4, fit=False)
+    name = "2.weight"
+    head = HeadLoss.of(problem, "2", name)
+    assert head is not None
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(3, 4, generator=generator, dtype=FLOAT) for _ in range(3)]
+    sets = [{name: weight} for weight in weights]
+    whole = Perturbed(problem)
+    assert torch.allclose(head.rise(sets), whole.rise(sets), rtol=1e-12, atol=1e-14)
+    for own, other in zip(head.losses_and_gradients(sets), whole.losses_and_gradients(sets)):
+        for a, b in zip(own, other):
+            a, b = (a[name], b[name]) if isinstance(a, dict) else (a, b)
+            assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+    block = torch.randn(12, 2, generator=generator, dtype=FLOAT)
+    assert torch.allclose(head.matvec(block), Dense(problem).block(name) @ block, rtol=1e-10, atol=1e-13)
+    assert HeadLoss.of(problem, "0", "0.weight") is None
+
+
+def test_features_of_a_last_weight_that_is_used_elsewhere_too_move_alone() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.body(x)) + 0.5 * torch.tanh(x @ self.head.weight))
+
+    torch.manual_seed(0)
+    problem = Problem(Twice().double(), classes(0, 8, 3, 3))
+    found = robustness(problem)
+    assert found.value == pytest.approx(feature_robustness.reference(Dense(problem)), rel=0.1)  # type: ignore[misc]
 
 
 def test_feature_robustness_is_invariant_to_layer_scaling_only() -> None:

@@ -14,6 +14,7 @@ from spiritlevel.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.operators import LayerBlock
+from spiritlevel.passes.head import HeadLoss
 from spiritlevel.passes.perturbed import Perturbed
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Problem
@@ -28,7 +29,7 @@ SMALLEST_STEP = 1 / 64
     title="Feature robustness: the worst mean rise of the loss when features φ move to φ + δAφ",
     formula=r"\max_{\|A\|_2\le 1}\ \mathrm{mean}\,[\ell(\psi(\phi+\delta A\phi),y)-\ell(\psi(\phi),y)]",
     citation="Petzka et al. 2019, appendices C.1 and D.1",
-    cost=Cost(gradient=60, forward=41, column="outputs - 1", product=20),
+    cost=Cost(forward=2, column="outputs - 1"),
     invariant=("layer_rescaling", "permutation"),
     not_invariant=("neuron_rescaling", "output_scaling"),
     wants=("transposed",),
@@ -49,9 +50,10 @@ def feature_robustness(
     """Largest mean rise of the loss found when one matrix moves every feature by at most δ of its norm.
 
     The features are the inputs of ``layer``, by default of the last linear layer the network calls.  As W(φ + δAφ) =
-    (W + δWA)φ, the features are moved by replacing the weight.  The details hold the bound δ‖WᵀG‖_* + δ²/2 ‖W‖_F²
-    λ_max, G the gradient in W: it holds up to terms in δ³, and without its first part only at a critical point; and
-    the average over Haar-orthogonal A beside its prediction δ²/(2m) × relative flatness.
+    (W + δWA)φ, the features are moved by replacing the weight.  A layer that gives the network's outputs needs only
+    its inputs, kept from one sweep; another layer takes up to 60 gradients.  The details hold the bound
+    δ‖WᵀG‖_* + δ²/2 ‖W‖_F² λ_max, G the gradient in W: it holds up to terms in δ³, and without its first part only at
+    a critical point; and the average over Haar-orthogonal A beside its prediction δ²/(2m) × relative flatness.
     """
     if not delta > 0 or steps < 2 or restarts < 1 or draws < 2:
         raise UsageError(
@@ -63,7 +65,8 @@ def feature_robustness(
         return not_applicable("no linear layer with a weight of its own is called, so there are no features to move")
     count = problem.survey.count
     before = sum(problem.spent.values())
-    moves = _Moves(problem, perturbed, problem.weights[name], delta)
+    parameter = problem.weights[name]
+    moves = _Moves(problem, HeadLoss.of(problem, name, parameter) or perturbed, parameter, delta)
     bound, sharpest = _bound(problem, moves, seed)
     # Where the gradient points, both ways along the sharpest direction, and at random.
     starts = [_polar(moves.first), _polar(sharpest), -_polar(sharpest)]
@@ -131,22 +134,21 @@ def _unsuited(problem: Problem, name: str) -> str:
 class _Moves:
     """The loss as a function of C with ‖C‖₂ ≤ 1: with Wᵀ = QR, A = QC gives WA = RᵀC, and no other A gives more."""
 
-    def __init__(self, problem: Problem, perturbed: Perturbed, parameter: str, delta: float) -> None:
-        self.perturbed, self.parameter, self.delta = perturbed, parameter, delta
+    def __init__(self, problem: Problem, elsewhere: Perturbed | HeadLoss, parameter: str, delta: float) -> None:
+        self.elsewhere, self.parameter, self.delta = elsewhere, parameter, delta
         self.weight = problem.chosen_parameters[parameter].detach().double()  # (outputs, m)
         _, self.triangle = torch.linalg.qr(self.weight.T)  # (r, outputs)
-        self.loss = problem.survey.loss
-        _, (gradient,) = perturbed.losses_and_gradients([{parameter: self.weight}])
+        (self.loss,), (gradient,) = elsewhere.losses_and_gradients([{parameter: self.weight}])
         self.first = delta * self.triangle @ gradient[parameter]  # slope in C at C = 0
 
     def _sets(self, moves: list[Tensor]) -> list[dict[str, Tensor]]:
         return [{self.parameter: self.weight + self.delta * self.triangle.T @ move} for move in moves]
 
     def rises(self, moves: list[Tensor]) -> Tensor:
-        return self.perturbed.rise(self._sets(moves))
+        return self.elsewhere.rise(self._sets(moves))
 
     def rises_and_slopes(self, moves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        losses, gradients = self.perturbed.losses_and_gradients(self._sets(moves))
+        losses, gradients = self.elsewhere.losses_and_gradients(self._sets(moves))
         return losses - self.loss, [self.delta * self.triangle @ g[self.parameter] for g in gradients]
 
     def haar(self, *key: int) -> Tensor:
@@ -188,7 +190,7 @@ def _polar(slope: Tensor) -> Tensor:
 
 def _bound(problem: Problem, moves: _Moves, seed: int) -> tuple[dict[str, Any], Tensor]:
     """Return the bound of C.1 with the first-order term missing there, and the slope along the top eigenvector."""
-    block = LayerBlock(problem, [moves.parameter])
+    block = moves.elsewhere if isinstance(moves.elsewhere, HeadLoss) else LayerBlock(problem, [moves.parameter])
     pairs = top_eigenpairs(
         block.matvec, block.size, tolerance=1e-2, max_sweeps=50, seed=seed, dtype=problem.dtype, device=problem.device
     )

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spiritlevel.data import Content
 from spiritlevel.errors import UsageError
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
 from spiritlevel.losses.base import LABEL_KEYS
-from spiritlevel.problem import Batch, Problem
+from spiritlevel.passes.head import find_head, head_inputs
+from spiritlevel.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,14 @@ class OutputStats:
     @cached_property
     def feature_norm_squared(self) -> Tensor | None:
         """‖φ‖² of the head's input, None where no linear layer gives the outputs; one more sweep, made when asked."""
-        return None if self.head is None else _head_inputs(self.problem, self.head)
+        if self.head is None:
+            return None
+        norms = []
+        for inputs in head_inputs(self.problem, self.head):
+            if inputs is None:
+                return None
+            norms.append(inputs.double().square().sum(1).cpu())
+        return torch.cat(norms)
 
 
 def forward_statistics(problem: Problem) -> OutputStats:
@@ -60,7 +67,7 @@ def forward_statistics(problem: Problem) -> OutputStats:
     with problem.session(), torch.no_grad():
         for batch in problem.batches("margins"):
             if batch.start == 0:
-                head = _find_head(problem, batch)
+                head = find_head(problem, batch)
             if survey.outputs is None:
                 outputs = problem.outputs(batch.content)
             else:
@@ -146,63 +153,3 @@ def _first_floating_input(content: Content) -> Tensor | None:
     else:
         candidates = [value for position, value in enumerate(content) if position != 1]
     return next((v for v in candidates if isinstance(v, Tensor) and v.is_floating_point() and v.ndim), None)
-
-
-class _LinearCalls:
-    """Records, while entered, the inputs and outputs of linear layers that give tensors of the outputs' shape."""
-
-    def __init__(self, modules: Mapping[str, nn.Linear], shape: tuple[int, ...]) -> None:
-        self.modules, self.shape = modules, shape
-        self.calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def __enter__(self) -> _LinearCalls:
-        self._handles = [module.register_forward_hook(self._hook(name)) for name, module in self.modules.items()]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _hook(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.shape == self.shape:
-                # A copy: an activation that works in place would rewrite it.
-                self.calls.setdefault(name, []).append((args[0], output.clone()))
-
-        return hook
-
-    def inputs_of(self, name: str, outputs: Tensor) -> Tensor | None:
-        """Return the layer's input where it was called once and its output is the network's."""
-        calls = self.calls.get(name, [])
-        return calls[0][0] if len(calls) == 1 and torch.equal(calls[0][1], outputs) else None
-
-
-def _run_watched(problem: Problem, batch: Batch, modules: Mapping[str, nn.Linear]) -> tuple[Tensor, _LinearCalls]:
-    with _LinearCalls(modules, (batch.count, *problem.survey.output_shape)) as watched:
-        outputs = problem.outputs(batch.content)
-    return outputs, watched
-
-
-def _find_head(problem: Problem, batch: Batch) -> str | None:
-    """Return the linear layer whose output, of one vector a sample, is the network's output on this batch."""
-    linear = {name: module for name, module in problem.model.named_modules() if isinstance(module, nn.Linear)}
-    if not linear or len(problem.survey.output_shape) != 1:
-        return None
-    outputs, watched = _run_watched(problem, batch, linear)
-    return next((name for name in reversed(watched.calls) if watched.inputs_of(name, outputs) is not None), None)
-
-
-def _head_inputs(problem: Problem, head: str) -> Tensor | None:
-    module = problem.model.get_submodule(head)
-    assert isinstance(module, nn.Linear)
-    norms = []
-    with problem.session(), torch.no_grad():
-        for batch in problem.batches("features of the last layer"):
-            outputs, watched = _run_watched(problem, batch, {head: module})
-            problem.agrees(batch, problem.loss.per_sample(outputs, batch.content)[0])
-            inputs = watched.inputs_of(head, outputs)
-            if inputs is None or inputs.shape[:-1] != (batch.count,):
-                return None
-            norms.append(inputs.double().square().sum(1).cpu())
-    problem.spent["forward"] += 1
-    return torch.cat(norms)
