@@ -16,6 +16,8 @@ Matvec = Callable[[Tensor], Tensor]  # (P, K) -> (P, K), a symmetric matrix appl
 
 # A new direction shorter than this many roundings of ||T|| is rounding: the Krylov space is exhausted.
 BREAKDOWN_ROUNDINGS = 10.0
+# A pass of Gram-Schmidt that leaves this share of a vector's length need not be repeated (Daniel et al. 1976).
+ENOUGH = 0.7
 # Allowance for the rounding of the products themselves in a bound read off the recurrence, in roundings of ||T||.
 PRODUCT_ROUNDINGS = 16.0
 
@@ -119,8 +121,9 @@ def lanczos(
 ) -> Lanczos:
     """Run ``steps`` of Lanczos from every column of ``start`` (P, K) at once, one call of ``matvec`` a step.
 
-    Every new vector is orthogonalised against its probe's whole basis, twice; the scalars are float64 and the
-    off-diagonal is taken after re-orthogonalisation, so the tridiagonal is the projection onto the stored basis.
+    Every new vector is orthogonalised against its probe's whole basis after the recurrence's own two terms, until a
+    pass takes nothing more away; the scalars are float64 and the off-diagonal is taken after re-orthogonalisation, so
+    the tridiagonal is the projection onto the stored basis.
     The bases take ``steps * K * P`` numbers, kept on ``basis_device`` (default: where ``start`` is); orthogonalisation
     happens there.  ``callback`` sees the result after each step and stops the run by returning True.
     """
@@ -145,33 +148,47 @@ def lanczos(
     result = Lanczos(alphas, betas, broken, basis, norms)
     scale = torch.zeros(probes, dtype=torch.float64)  # running bound of ||T||
     for step in range(steps):
-        product = checked_product(matvec, basis[:, step].T.to(start.device))
-        for k in range(probes):
-            new = product[:, k].to(home)
-            known = basis[k, : step + 1]
-            before = length(new)
-            alphas[step, k] = inner_product(known[step], new)
-            new = orthogonalised(new, known)
-            beta = length(new)
-            betas[step, k] = beta
-            scale[k] = max(float(scale[k]), before)
-            if step + 1 == steps:
-                continue
-            if beta <= BREAKDOWN_ROUNDINGS * torch.finfo(start.dtype).eps * float(scale[k]):
-                broken[step, k] = True
-                basis[k, step + 1] = fresh_direction(known, seeded_generator(seed, k, step))
-            else:
-                new = new / beta
-                if beta < 1e-3 * before:  # heavy cancellation: what two passes left over grew with the division
-                    new = orthogonalised(new, known)
-                    new = new / length(new)
-                basis[k, step + 1] = new
+        last = basis[:, step]
+        new = checked_product(matvec, last.T.to(start.device)).T.to(home)
+        alphas[step], before = _rowwise(last, new), _rowwise(new, new).sqrt()
+        scale = torch.maximum(scale, before)
+        # The recurrence's own two terms first: what is left then has about its final length, so that one pass over the
+        # whole basis removes rounding alone, and only where it took away more than that a second one is needed.
+        new = new - alphas[step].to(new)[:, None] * last
+        if step:
+            coupling = torch.where(broken[step - 1], 0.0, betas[step - 1])
+            new -= coupling.to(new)[:, None] * basis[:, step - 1]
+        betas[step] = _without_basis(new, basis[:, : step + 1])
+        if step + 1 < steps:
+            broken[step] = betas[step] <= BREAKDOWN_ROUNDINGS * torch.finfo(start.dtype).eps * scale
+            basis[:, step + 1] = new / betas[step].where(~broken[step], 1.0).to(new)[:, None]
+            for k in broken[step].nonzero()[:, 0].tolist():
+                basis[k, step + 1] = fresh_direction(basis[k, : step + 1], seeded_generator(seed, k, step))
         if callback is not None:
             done = step + 1
             result = Lanczos(alphas[:done], betas[:done], broken[:done], basis[:, :done], norms)
             if callback(result):
                 return result
     return Lanczos(alphas, betas, broken, basis, norms)
+
+
+def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:
+    """Take from each row (K, P), in place, its part along its own basis (K, m, P); return the lengths left, float64."""
+    left = _rowwise(rows, rows).sqrt()
+    again = list(range(len(rows)))
+    while again:
+        before = left.clone()
+        for k in again:
+            rows[k].addmv_(bases[k].T, bases[k] @ rows[k], alpha=-1)
+        left = _rowwise(rows, rows).sqrt()
+        # Cancellation multiplies what rounding left along the basis; after a pass without it there is none to multiply.
+        again = [k for k in again if 0 < left[k] < ENOUGH * before[k]]
+    return left
+
+
+def _rowwise(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner products of corresponding rows, accumulated in float64, on the CPU."""
+    return torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left, right)]).cpu().double()
 
 
 def checked_product(matvec: Matvec, columns: Tensor) -> Tensor:
