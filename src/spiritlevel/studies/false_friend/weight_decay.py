@@ -249,7 +249,7 @@ def _convolutional(
     net: str, title: str, lr: float, place: str, eigenvalues: str, accuracies: str, **more: Any
 ) -> Study:
     common = {"net": net, "data": "cifar100", "lr": lr, "augment": True, "stack": False, "mode": "train", "curve": 10}
-    shorter, longer = {"images": 10000, "epochs": 20}, {"images": 30000, "epochs": 30}
+    shorter, longer = {"images": 10000, "epochs": 20}, {"images": 28000, "epochs": 40}
     medium = longer if net == "allcnnc" else shorter
     tiny: dict[str, Any] = {
         "allcnnc": {"net": "digits_cnn", "images": 100},
