@@ -13,7 +13,7 @@ from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate
 from spiritlevel.estimators.balancing import balance
 from spiritlevel.measures.noise_scales import balanced_scales, fitted_scales
-from spiritlevel.measures.pac_bayes import normalized_sharpness_direct, pac_bayes_terms
+from spiritlevel.measures.pac_bayes import _Candidate, _lowest, normalized_sharpness_direct, pac_bayes_terms
 from spiritlevel.passes.perturbed import Perturbed
 from spiritlevel.problem import Problem
 from spiritlevel.reference.dense import Dense
@@ -162,7 +162,8 @@ def test_terms_of_the_bound_add_up_and_match_their_definitions() -> None:
     paid = 32 * math.log(2) * (12 + 7)
     assert details["bound_all_paid"] > found.value
     assert details["bound_all_paid"] <= details["error_with_noise"] + 0.1 + found.value + paid / lam
-    assert found.passes == 2 * 64 * (8 + 2) + 4
+    tried = sum(row["error"] is not None for row in details["grid"])
+    assert found.passes == 64 * tried + 2 * 64 + 2
 
 
 def test_bound_matches_generic_minimisation_and_many_draws() -> None:
@@ -170,6 +171,24 @@ def test_bound_matches_generic_minimisation_and_many_draws() -> None:
     found = bound(problem, draws=48, grid=4)
     wanted = pac_bayes_terms.reference(Dense(problem), grid=4, many=200)  # type: ignore[misc]
     assert abs(found.value - wanted) < 5 * found.stderr + 0.02
+
+
+def test_leaving_out_candidates_leaves_the_best_one_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        added, errors = torch.rand(2, 8, generator=generator).tolist()
+        candidates = [_Candidate(float(k), [], 0.0, slack, 0.0) for k, slack in enumerate(added)]
+        asked = []
+
+        def error_of(one: _Candidate, errors: list[float] = errors, asked: list[float] = asked) -> float:
+            asked.append(one.lam)
+            return 0.5 * errors[int(one.lam)]
+
+        best, lowest = _lowest(candidates, lambda one: one.slack, error_of)
+        sums = [slack + 0.5 * error for slack, error in zip(added, errors)]
+        assert lowest == min(sums)
+        assert best.lam == sums.index(min(sums))
+        assert set(asked) == {k for k, slack in enumerate(added) if slack < min(sums)} | {float(best.lam)}
 
 
 def test_loss_rise_is_near_its_second_order_prediction_for_small_noise() -> None:

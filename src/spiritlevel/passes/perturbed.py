@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 import torch
@@ -17,6 +17,7 @@ from spiritlevel.problem import Batch, Problem
 HELD_NUMBERS = 200_000_000
 
 Parameters = Mapping[str, Tensor]  # the parameters that are replaced; the others stay what they are
+Reading = Callable[[Tensor, Batch], Tensor]  # outputs of a batch and the batch -> one number a sample
 
 
 class Perturbed:
@@ -41,36 +42,49 @@ class Perturbed:
 
     def sample_losses(self, sets: Iterable[Parameters]) -> Tensor:
         """Return every sample's loss at each set, (K, N) in float64 on the CPU."""
-        problem = self.problem
-        found = [torch.zeros(0, problem.survey.count, dtype=torch.float64)]
-        for few in self._chunks(sets):
-            columns = []
-            with problem.session(), torch.no_grad():
-                for batch in self._batches():
-                    columns.append(torch.stack([self._losses(batch, one)[0] for one in few]).double().cpu())
-            problem.spent["forward"] += len(few)
-            found.append(torch.cat(columns, dim=1))
-        return torch.cat(found)
+        return self._per_sample(sets, self._loss_of)[0]
 
     def errors(self, sets: Iterable[Parameters]) -> Tensor:
         """Return the share of samples whose largest output is not their label, for each set, (K,)."""
+        self._require_classes()
+        return self._per_sample(sets, self._wrong)[0].mean(1)
+
+    def errors_and_rises(self, sets: Iterable[Parameters]) -> tuple[Tensor, Tensor]:
+        """Return the share of wrong samples and L(set) - L for each set, both (K,), from the same outputs."""
+        self._require_classes()
+        survey = self.problem.survey
+        wrong, losses = self._per_sample(sets, self._wrong, self._loss_of)
+        return wrong.mean(1), (losses - survey.losses) @ survey.weights / survey.total_weight
+
+    def _per_sample(self, sets: Iterable[Parameters], *readings: Reading) -> list[Tensor]:
+        """Return what each function reads off the outputs of every sample, one (K, N) in float64 on the CPU each."""
         problem = self.problem
-        if problem.survey.correct is None:
+        found = [[torch.zeros(0, problem.survey.count, dtype=torch.float64)] for _ in readings]
+        for few in self._chunks(sets):
+            columns: list[list[Tensor]] = [[] for _ in readings]
+            with problem.session(), torch.no_grad():
+                for batch in self._batches():
+                    outputs = [problem.outputs(batch.content, one) for one in few]
+                    for own, read in zip(columns, readings):
+                        own.append(torch.stack([read(each, batch) for each in outputs]).double().cpu())
+            problem.spent["forward"] += len(few)
+            for own, parts in zip(found, columns):
+                own.append(torch.cat(parts, dim=1))
+        return [torch.cat(parts) for parts in found]
+
+    def _loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.problem.loss.per_sample(outputs, batch.content)[0]
+
+    @staticmethod
+    def _wrong(outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs.argmax(1) != labels_of(batch.content)
+
+    def _require_classes(self) -> None:
+        if self.problem.survey.correct is None:
             raise SpiritlevelError(
                 "the outputs are not scores of integer labels, so samples cannot be counted as right or wrong; "
                 "pass class scores (N, C) and labels (N,)"
             )
-        found = []
-        for few in self._chunks(sets):
-            wrong = torch.zeros(len(few), dtype=torch.float64)
-            with problem.session(), torch.no_grad():
-                for batch in self._batches():
-                    labels = labels_of(batch.content)
-                    for k, one in enumerate(few):
-                        wrong[k] += float((problem.outputs(batch.content, one).argmax(1) != labels).sum())
-            problem.spent["forward"] += len(few)
-            found.append(wrong / problem.survey.count)
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
     def loss_and_gradient(self, parameters: Parameters) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss at one set and its gradient in the replaced parameters, in float64."""
