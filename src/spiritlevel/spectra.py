@@ -137,8 +137,7 @@ def _pairs(
 ) -> Eigenpairs:
     """Search for eigenpairs; at the short end relative to the eigenvalue itself, down to what is negligible."""
     problem = matrix.problem
-    block = min(2 * k, k + 2)
-    most, home = _basis_room(matrix, k + 2 * block, max(6 * block, 2 * k + 24))
+    most, home = _basis_room(matrix, 3 * (k + 1), 6 * k + 24)
     norm = 0.0  # a lower bound, from the products themselves
 
     def product(columns: Tensor) -> Tensor:
@@ -172,8 +171,8 @@ def _pairs(
 
 
 def _basis_room(matrix: Operator, least: int, wanted: int) -> tuple[int, torch.device]:
-    """Return how many basis vectors to keep and where, so that they fit."""
-    vector = matrix.size * matrix.problem.tensors[0].element_size()
+    """Return how many basis vectors to keep and where, so that they and their images fit."""
+    vector = 2 * matrix.size * matrix.problem.tensors[0].element_size()
     for home in dict.fromkeys([matrix.problem.device, torch.device("cpu")]):
         fitting = int(USABLE_SHARE * free_bytes(home) // vector)
         if fitting >= min(least, matrix.size):

@@ -12,6 +12,7 @@ from torch import Tensor
 from spiritlevel.errors import UsageError
 from spiritlevel.estimators.lanczos import (
     BREAKDOWN_ROUNDINGS,
+    ENOUGH,
     Matvec,
     checked_product,
     fresh_direction,
@@ -60,6 +61,7 @@ def top_eigenpairs(
     relative_to: Literal["norm", "value"] = "norm",
     max_sweeps: int = 200,
     block: int | None = None,
+    width: int | None = None,
     max_basis: int | None = None,
     start: Tensor | None = None,
     seed: int = 0,
@@ -70,10 +72,13 @@ def top_eigenpairs(
 ) -> Eigenpairs:
     """Find the k largest, smallest or largest-in-magnitude eigenpairs of a symmetric matrix of order ``size``.
 
-    Block Krylov with thick restart (Wu and Simon 2000): ``block`` columns a sweep (default wider than k), a basis of at
-    most ``max_basis`` vectors, of which the best Ritz vectors survive a restart.  Done when the residual of every pair
-    asked for, measured by one more product, is at most ``tolerance`` times the largest Ritz value in magnitude;
-    otherwise ``max_sweeps`` products are spent and the status says so, and the residuals say how far it came.
+    Davidson's method with thick restart: from ``block`` random columns (default k, so that every copy of a multiple
+    eigenvalue is met) the basis grows by the residuals of the wanted pairs that are not there yet, at most ``width`` of
+    them a sweep (default half a block), up to ``max_basis`` vectors, of which the best Ritz vectors survive a restart.
+    While all pairs are on their way that is block Krylov; a pair that has arrived costs nothing more.  Done when the
+    residual of every pair asked for, measured by one more product, is at most ``tolerance`` times the largest Ritz
+    value in magnitude; otherwise ``max_sweeps`` products are spent and the status says so, and the residuals say how
+    far it came.
     With ``relative_to="value"`` the residual must be small against the eigenvalue itself, down to rounding: ask for
     that at an end of the spectrum much shorter than the other (a slightly negative smallest eigenvalue beside a large
     positive one), where a residual small against the norm says nothing, not even about the sign.
@@ -88,42 +93,47 @@ def top_eigenpairs(
         raise UsageError(f"relative_to must be norm or value; found {relative_to!r}.")
     if max_sweeps < 2 or tolerance <= 0:
         raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
-    block = min(size, block if block is not None else min(2 * k, k + 2))
-    if block < 1:
-        raise UsageError(f"block must be at least 1; found {block}.")
+    block = min(size, block if block is not None else k)
+    width = width if width is not None else (block + 1) // 2
+    if block < 1 or width < 1:
+        raise UsageError(f"block and width must be at least 1; found {block} and {width}.")
     if start is not None:
         if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
             raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
-        block = min(size, max(block, start.shape[1]))
+        block = min(size, max(block, start.shape[1] + 1))  # one random column: the start may miss what is sought
     limit = max_basis if max_basis is not None else max(6 * block, 2 * k + 24)
     if limit < k + 2 * block and limit < size:
         raise UsageError(f"max_basis must hold k + 2 block = {k + 2 * block} vectors; found {limit}.")
 
-    def small_enough(values: Tensor, residuals: Tensor, scale: float) -> bool:
+    def arrived(values: Tensor, residuals: Tensor, scale: float) -> Tensor:
         allowed = torch.full_like(values, tolerance * scale)
         if relative_to == "value":
             allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
-        return len(values) == k and bool((residuals <= allowed).all())
+        return residuals <= allowed
 
     search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
     search.expand(search.start_block(start, block))
     best = torch.full((k,), torch.inf, dtype=torch.float64)
     while True:
-        values, expected, scale = search.ritz()
+        values, directions, expected, scale = search.ritz()
+        # What is of rounding size says no more; a product will tell.
+        there = arrived(values, expected, scale) | (expected <= BREAKDOWN_ROUNDINGS * torch.finfo(dtype).eps * scale)
+        complete = len(values) == k
         stop = callback is not None and bool(callback(search.sweeps, values, expected))
         last = stop or search.sweeps + 1 >= max_sweeps
-        if search.full or last or small_enough(values, expected, scale):
-            pairs = search.measured(small_enough)
+        if search.full or last or (complete and bool(there.all())):
+            pairs = search.measured(arrived)
             # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
             stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
             if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
                 return pairs
             best = pairs.residuals
-        search.expand(search.next_block(block))
+            there = torch.zeros_like(there)
+        search.expand(search.next_block(directions[~there.to(directions.device)][:width], block))
 
 
 class _Search:
-    """An orthonormal basis V (rows), the projection T = V A V^T, and the part of A V that left the basis."""
+    """An orthonormal basis V (rows), its images A V and the projection T = V A V^T."""
 
     def __init__(
         self,
@@ -141,9 +151,9 @@ class _Search:
         self.device = device
         self.home = torch.device(basis_device) if basis_device is not None else device
         self.basis = torch.zeros(limit, size, dtype=dtype, device=self.home)
+        self.images = torch.zeros_like(self.basis)
         self.held = 0
         self.projection = torch.zeros(limit, limit, dtype=torch.float64)
-        self.remainder = torch.zeros(0, size, dtype=dtype, device=self.home)  # of the last block's products
         self.scale = 0.0
         self.seed, self.sweeps, self.products, self.draws = seed, 0, 0, 0
         self.eps = torch.finfo(dtype).eps
@@ -154,51 +164,55 @@ class _Search:
         return self.held == self.size
 
     def start_block(self, start: Tensor | None, block: int) -> Tensor:
-        return self._orthonormal(self.remainder if start is None else start.T.to(self.basis), block)
+        return self._orthonormal(self.basis[:0] if start is None else start.T.to(self.basis), block)
 
-    def next_block(self, block: int) -> Tensor:
-        """Return the directions that left the basis, made orthonormal; a full basis is first cut to its best part."""
-        values, vectors, _ = self._decomposed()
-        if self.held + block > self.limit and self.held < self.size and self.limit < self.size:
+    def next_block(self, directions: Tensor, block: int) -> Tensor:
+        """Return the directions made orthonormal to the basis, which is first cut to its best part where it is full.
+
+        Directions of rounding size mean an exhausted Krylov space: as many random ones as a block holds take over.
+        """
+        if self.held + len(directions) > self.limit and self.limit < self.size:
+            values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
             keep = min(self.held - 1, self.k + (self.limit - self.k - block) // 2)
             order = self._order(values)[:keep]
-            self.basis[:keep] = vectors[:, order].T.to(self.basis) @ self.basis[: self.held]
+            inner = vectors[:, order].T.to(self.basis)
+            self.basis[:keep] = inner @ self.basis[: self.held]
+            self.images[:keep] = inner @ self.images[: self.held]
             self.projection.zero_()
             self.projection[:keep, :keep] = torch.diag(values[order])
             self.held = keep
-        # Remainders of rounding size mean an exhausted Krylov space: random directions take their place.
-        return self._orthonormal(self.remainder, block, BREAKDOWN_ROUNDINGS * self.eps * self.scale)
+        negligible = BREAKDOWN_ROUNDINGS * self.eps * self.scale
+        usable = [row for row in directions if length(row) > negligible]
+        return self._orthonormal(directions, len(usable) or block, negligible)
 
     def expand(self, rows: Tensor) -> None:
-        """Multiply the new rows behind the basis, take them into it and keep what of their products left it."""
+        """Multiply the new rows behind the basis and take them into it."""
         first, self.held = self.held, self.held + rows.shape[0]
-        known = self.basis[: self.held]
         product = self._product(rows)
-        coupling = (known @ product.T).cpu().double()  # (held, new)
+        self.images[first : self.held] = product
+        coupling = (self.basis[: self.held] @ product.T).cpu().double()  # (held, new)
         self.projection[: self.held, first : self.held] = coupling
         self.projection[first : self.held, : self.held] = coupling.T
         for column, (row, image) in enumerate(zip(rows, product, strict=True)):
             self.projection[first + column, first + column] = inner_product(row, image)
             self.scale = max(self.scale, length(image))
-        for _ in range(2):
-            product = product - (product @ known.T) @ known
-        self.remainder = product
 
-    def ritz(self) -> tuple[Tensor, Tensor, float]:
-        """Return the wanted Ritz values, their residuals by the recurrence and the largest magnitude of all."""
-        values, _, residuals = self._decomposed()
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Return the wanted Ritz values, the residuals A y - theta y, their lengths, and the largest magnitude of all.
+
+        There are fewer than k while the basis is smaller: the search has only begun.
+        """
+        values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
         order = self._order(values)[: self.k]
-        missing = self.k - len(order)  # a block narrower than k: the search has only begun
-        nothing = torch.full((missing,), torch.nan, dtype=torch.float64)
-        return (
-            torch.cat([values[order], nothing]),
-            torch.cat([residuals[order], nothing]),
-            float(values.abs().max()),
-        )
+        inner = vectors[:, order].T.to(self.basis)
+        directions = inner @ self.images[: self.held]
+        directions -= (values[order].to(self.basis)[:, None] * inner) @ self.basis[: self.held]
+        lengths = torch.tensor([length(row) for row in directions], dtype=torch.float64)
+        return values[order], directions, lengths, float(values.abs().max())
 
-    def measured(self, small_enough: Callable[[Tensor, Tensor, float], bool]) -> Eigenpairs:
+    def measured(self, arrived: Callable[[Tensor, Tensor, float], Tensor]) -> Eigenpairs:
         """Multiply the wanted Ritz vectors and return them with Rayleigh quotients and residuals of that product."""
-        values, vectors, _ = self._decomposed()
+        values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
         order = self._order(values)[: self.k]
         rows = vectors[:, order].T.to(self.basis) @ self.basis[: self.held]
         rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
@@ -213,21 +227,14 @@ class _Search:
         order = self._order(found)
         found, errors, rows = found[order], errors[order], rows[order.to(rows.device)]
         scale = max(float(values.abs().max()), float(found.abs().max()))
-        status: Literal["ok", "budget_spent"] = "ok" if small_enough(found, errors, scale) else "budget_spent"
+        met = len(found) == self.k and bool(arrived(found, errors, scale).all())
+        status: Literal["ok", "budget_spent"] = "ok" if met else "budget_spent"
         return Eigenpairs(found, rows.T.to(self.device), errors, status, self.sweeps, self.products)
 
     def _product(self, rows: Tensor) -> Tensor:
         self.sweeps += 1
         self.products += rows.shape[0]
         return checked_product(self.matvec, rows.to(self.device).T).T.to(self.home)
-
-    def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Eigenvalues of T, its eigenvectors and ||A y - theta y|| of each Ritz pair by the recurrence."""
-        values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
-        left = self.remainder / (self.scale or 1.0)  # of order one: squares cannot underflow
-        gram = (left @ left.T).cpu().double() * self.scale**2
-        last = vectors[self.held - len(gram) :]  # only the newest block's products leave the basis
-        return values, vectors, torch.einsum("im,ij,jm->m", last, gram, last).clamp_min(0).sqrt()
 
     def _order(self, values: Tensor) -> Tensor:
         key = {"largest": -values, "smallest": values, "magnitude": -values.abs()}[self.which]
@@ -246,7 +253,8 @@ class _Search:
             new = orthogonalised(row / before, self.basis[:done])
             left = length(new)
             if left * before > negligible and left > 100 * self.eps:
-                new = orthogonalised(new / left, self.basis[:done])
+                if left < ENOUGH:  # cancellation multiplied what rounding left along the basis
+                    new = orthogonalised(new / left, self.basis[:done])
                 self.basis[done] = new / length(new)
                 done += 1
         while done < end:
