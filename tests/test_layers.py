@@ -10,7 +10,7 @@ from cases import PIECEWISE_LINEAR
 from torch import Tensor, nn
 
 from spiritlevel.blocks import Blocks
-from spiritlevel.layers import WeightView, as_matrix, from_matrix, matrix_shape, rule_of, unfold
+from spiritlevel.layers import WeightView, as_matrix, from_matrix, matrix_shape, pad, patches, rule_of
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Problem
 from spiritlevel.reference import Dense
@@ -85,9 +85,9 @@ def test_a_row_holds_all_weights_into_one_output_and_a_column_all_out_of_one_inp
 def test_unfolded_patches_times_the_weight_are_the_convolution(module: Any) -> None:
     module = module.double()
     x = torch.randn(2, module.in_channels, *([6] * len(module.kernel_size)), dtype=torch.float64)
-    patches = unfold(module, x)  # (B, G, T, IK)
+    unfolded = patches(module, pad(module, x))  # (B, G, T, IK)
     view = WeightView(module, module.weight)
-    outputs = torch.einsum("bgti,goi->bgot", patches, view.flat).flatten(1, 2)
+    outputs = torch.einsum("bgti,goi->bgot", unfolded, view.flat).flatten(1, 2)
     expected = (module(x) - (0 if module.bias is None else module.bias.reshape(-1, *([1] * (x.ndim - 2))))).flatten(2)
     torch.testing.assert_close(outputs, expected)
 

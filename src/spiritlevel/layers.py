@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -150,12 +150,19 @@ class DirectGradients(SampleGradients):
 class OuterGradients(SampleGradients):
     """Gradients M = Σ_t δ_t a_tᵀ in each group: inputs a (B, G, T, I·kernel), output gradients δ (K, B, G, T, O)."""
 
+    inputs: Tensor
+    deltas: Tensor
+
     def __init__(self, inputs: Tensor, deltas: Tensor, shape: torch.Size) -> None:
         self.inputs = inputs
         self.deltas = deltas
         self.shape = shape
         self.samples = len(inputs)
-        self.one_position = inputs.shape[2] == 1
+
+    @property
+    def one_position(self) -> bool:
+        """Whether the layer is applied once a sample, so that M is an outer product."""
+        return self.inputs.shape[2] == 1
 
     @cached_property
     def direct(self) -> DirectGradients:
@@ -210,10 +217,93 @@ class OuterGradients(SampleGradients):
         if self.one_position:
             yield slice(0, self.samples), self
             return
-        step = max(1, numbers // (math.prod(self.shape) * len(self.deltas)))
+        step = max(1, numbers // self._numbers_a_sample())
         for start in range(0, self.samples, step):
             part = slice(start, start + step)
-            yield part, OuterGradients(self.inputs[part], self.deltas[:, part], self.shape)
+            yield part, self._part(part)
+
+    def _numbers_a_sample(self) -> int:
+        columns, _, groups, positions, outputs = self.deltas.shape
+        fan_in = self.inputs.shape[3]
+        return groups * (columns * outputs * (positions + fan_in) + positions * fan_in)
+
+    def _part(self, part: slice) -> OuterGradients:
+        return OuterGradients(self.inputs[part], self.deltas[:, part], self.shape)
+
+
+Poolings = Sequence["Pooling | None"]
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Where the values of a max-pooled output came from: no other position passes any gradient back.
+
+    After convolution, ReLU and pooling by two that is one position in four, the same for every column.
+    """
+
+    positions: Tensor  # (B, C, pooled), index among the positions before pooling
+    open: Tensor | None  # (B, C, pooled), whether a rectifier before the pooling lets the gradient through
+    total: int  # positions before pooling
+
+    def part(self, part: slice) -> Pooling:
+        """Return the pooling of some samples."""
+        return Pooling(self.positions[part], self.open, self.total)
+
+    def behind(self, deltas: Tensor) -> Tensor:
+        """Return gradients of the pooled output as they come out behind the rectifier, (K, B, C, pooled)."""
+        deltas = deltas.flatten(3)
+        return deltas if self.open is None else deltas * self.open
+
+    def spread(self, deltas: Tensor) -> Tensor:
+        """Return those at the positions they belong to, (K, B, C, total); windows may share a position."""
+        columns, samples, channels, _ = deltas.shape
+        # Samples first in memory, as all else.
+        zeros = deltas.new_zeros(samples, columns, channels, self.total)
+        index = self.positions[:, None].expand(-1, columns, -1, -1)
+        return zeros.scatter_add_(3, index, deltas.transpose(0, 1)).transpose(0, 1)
+
+
+class ConvolutionGradients(OuterGradients):
+    """Those of a convolution, whose patches, and gradients before a pooling, are written out for few samples at a time.
+
+    Written out for a whole batch they would leave the processor's cache before they are used.
+    """
+
+    def __init__(
+        self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: list[Tensor], deltas: list[Tensor], poolings: Poolings
+    ) -> None:
+        self.module = module
+        self.calls = (inputs, deltas, poolings)
+        self.shape = module.weight.shape
+        self.samples = len(inputs[0])
+
+    @cached_property
+    def inputs(self) -> Tensor:  # type: ignore[override]
+        """The patches, (B, G, T, I·kernel)."""
+        return _joined([patches(self.module, a) for a in self.calls[0]], 2)
+
+    @cached_property
+    def deltas(self) -> Tensor:  # type: ignore[override]
+        """The gradients of the convolution's own output, (K, B, G, T, O)."""
+        groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
+        flat = [d if pooling is None else pooling.spread(d) for d, pooling in zip(self.calls[1], self.calls[2])]
+        return _joined([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in flat], 3)
+
+    def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
+        # The first sample tells how large each is, before any other is written out.
+        step = max(1, numbers // self._part(slice(0, 1))._numbers_a_sample())
+        for start in range(0, self.samples, step):
+            part = slice(start, start + step)
+            yield part, self._part(part)
+
+    def _part(self, part: slice) -> ConvolutionGradients:
+        inputs, deltas, poolings = self.calls
+        return ConvolutionGradients(
+            self.module,
+            [a[part] for a in inputs],
+            [d[:, part] for d in deltas],
+            [None if pooling is None else pooling.part(part) for pooling in poolings],
+        )
 
 
 class IndexedGradients(SampleGradients):
@@ -262,7 +352,8 @@ Gradients = dict[str, SampleGradients]
 FromDeltas = Callable[[list[Tensor]], Gradients]
 # A rule looks at the inputs of a module's calls once a batch, and then turns the gradients of the calls' outputs, for
 # any number of columns (K, B, ...), into the gradients of the module's parameters.  Several calls only add positions.
-Rule = Callable[[Any, list[Tensor]], FromDeltas]
+# A convolution also takes gradients of what a max-pooling made of its output, with the pooling of each call.
+Rule = Callable[..., FromDeltas]
 
 
 def _joined(tensors: list[Tensor], dim: int) -> Tensor:
@@ -283,14 +374,18 @@ def _linear(module: nn.Linear, inputs: list[Tensor]) -> FromDeltas:
     return gradients
 
 
-def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
-    """Return the patches a convolution multiplies its kernel with, (B, groups, positions, inputs·kernel)."""
-    spatial = len(module.kernel_size)
+def pad(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
+    """Return a convolution's inputs with its padding around them."""
     # torch keeps the padding of every mode, 'same' included, in the order F.pad wants it.
     padding = module._reversed_padding_repeated_twice
-    if any(padding):
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        inputs = F.pad(inputs, padding, mode=mode)
+    if not any(padding):
+        return inputs
+    return F.pad(inputs, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
+    """Return what a convolution multiplies its kernel with, (B, groups, positions, inputs·kernel), of padded inputs."""
+    spatial = len(module.kernel_size)
     for dim in range(spatial):
         size, step, dilation = module.kernel_size[dim], module.stride[dim], module.dilation[dim]
         inputs = inputs.unfold(2 + dim, dilation * (size - 1) + 1, step)[..., ::dilation]
@@ -301,16 +396,17 @@ def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
     return kernels_first.reshape(len(inputs), module.groups, -1, positions).transpose(2, 3)
 
 
-def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: list[Tensor]) -> FromDeltas:
-    joined = _joined([unfold(module, a) for a in inputs], 2)
-    groups, outputs = module.groups, module.out_channels // module.groups
+def _convolution(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: list[Tensor], poolings: Poolings | None = None
+) -> FromDeltas:
+    known = poolings or [None] * len(inputs)
+    padded = [pad(module, a) for a in inputs]
 
     def gradients(deltas: list[Tensor]) -> Gradients:
-        # (K, B, C, *positions) -> (K, B, G, T, C/G)
-        delta = _joined([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in deltas], 3)
-        found: Gradients = {"weight": OuterGradients(joined, delta, module.weight.shape)}
+        deltas = [d.flatten(3) if pooling is None else pooling.behind(d) for d, pooling in zip(deltas, known)]
+        found: Gradients = {"weight": ConvolutionGradients(module, padded, deltas, known)}
         if module.bias is not None:
-            found["bias"] = DirectGradients(delta.sum(3).flatten(2))
+            found["bias"] = DirectGradients(torch.stack([d.sum(3) for d in deltas]).sum(0))
         return found
 
     return gradients

@@ -27,8 +27,10 @@ WANTS = ("diagonal", "rows", "columns", "transposed")
 # sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
 COLUMN_LIMIT = 32
 FOLDS = 8
-# Numbers of per-sample gradient formed at once for a layer applied at several positions.
-CHUNK_NUMBERS = 8_000_000
+# Numbers held at once to form each sample's gradient of a layer applied at several positions: what a processor's cache
+# holds (three times as fast as from memory), and on a GPU, where launches count, many.
+CHUNK_NUMBERS = {"cpu": 800_000}
+CHUNK_NUMBERS_ELSEWHERE = 200_000_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
 
@@ -134,6 +136,7 @@ def curvature_sweep(
             if batch.start == 0:
                 sweep.begin(factor)
             graph = look_at(outputs)
+            recorder.stop_after_poolings(graph)
             sweep.choose_rules(outputs, recorder, factor, graph)
             if linearity is not None:
                 linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
@@ -164,6 +167,7 @@ class _Sweep:
             for full in problem.weights.values()
         }
         self.fallback = Fallback(problem, [])
+        self.chunk_numbers = CHUNK_NUMBERS.get(problem.device.type, CHUNK_NUMBERS_ELSEWHERE)
         self.sums: dict[str, ParameterSums] = {}
         self.moments = {name: Moments() for name in problem.layers}
         self.sample_traces = torch.zeros(problem.survey.count, dtype=torch.float64)
@@ -246,8 +250,7 @@ class _Sweep:
                 parameters = self.problem.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
-                        for part, some in gradients.chunks(CHUNK_NUMBERS):
-                            yield fold, signs, parameters[local], part, some
+                        yield fold, signs, parameters[local], slice(0, batch.count), gradients
             if self.fallback.names:
                 for part, found in self.fallback.gradients(batch, columns):
                     for full, values in found.items():
@@ -267,13 +270,23 @@ class _Sweep:
         self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
     ) -> Tensor:
         """Add the gradients of some columns and samples; coefficients (K, b).  Return their squared norms, (K, b)."""
-        norms = gradients.squared_norms().double()
+        norms = torch.empty_like(coefficients)
+        for part, some in gradients.chunks(self.chunk_numbers):
+            norms[:, part] = some.squared_norms().double()
+            if self.wants:
+                self._add_forms(sums, full, fold, some, coefficients[:, part])
         sums.trace[fold] += (coefficients * norms).sum()
+        return norms
+
+    def _add_forms(
+        self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
+    ) -> None:
+        """Add what is wanted beside the trace."""
         if sums.diagonal is not None:
             gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
         view = self.views.get(full)
         if view is None:
-            return norms
+            return
 
         def total(values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
             return torch.tensordot(coefficients, values.double().square(), dims=2)
@@ -286,7 +299,6 @@ class _Sweep:
             sums.columns[fold] += total(gradients.column_products(view))
         if sums.transposed is not None:
             sums.transposed[fold] += (coefficients * gradients.transposed_norms(view).double()).sum()
-        return norms
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
         """Return the finished sums."""

@@ -17,6 +17,7 @@ class Graph:
     signature: int
     uses: Counter[int]  # id of a parameter -> operations that take it in
     before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
+    consumers: dict[Any, list[Any]]  # node -> the nodes its results went into
 
 
 def look_at(outputs: Tensor) -> Graph:
@@ -26,14 +27,17 @@ def look_at(outputs: Tensor) -> Graph:
     uses: Counter[int] = Counter()
     shape = []
     custom = []
+    consumers: dict[Any, list[Any]] = {}
     for node in order:
         children = [child for child, _ in node.next_functions if child is not None]
         shape.append((node.name(), _leaf(node), tuple(number[child] for child in children)))
+        for child in children:
+            consumers.setdefault(child, []).append(node)
         uses.update(leaf for child in children if (leaf := _leaf(child)) is not None)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
-    return Graph(hash(tuple(shape)), uses, before)
+    return Graph(hash(tuple(shape)), uses, before, consumers)
 
 
 def _leaf(node: Any) -> int | None:

@@ -29,6 +29,7 @@ class Linearity:
         self.exact: dict[str, bool] = {
             name: wrong.isdisjoint(layer.parameters.values()) for name, layer in problem.layers.items()
         }
+        self._drawn: dict[int, Tensor] = {}
 
     def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph, covered: set[str]) -> None:
         """Look at one batch; a layer once found curved stays so.
@@ -37,24 +38,23 @@ class Linearity:
         for those called once it is enough to look from their output on.  All others (fallbacks, tied weights, modules
         called several times) are looked at in their parameters.
         """
-        generator = torch.Generator(outputs.device).manual_seed(batch.start)
         self._distrust_custom_functions(graph)
         if not outputs.requires_grad:
             return
-        weights = _random(outputs, generator)
+        weights = self._random(outputs, 0)
         scalar = (weights * outputs).sum()
         open_layers = [name for name, exact in self.exact.items() if exact]
         from_output = [name for name in open_layers if name in covered and name in recorder.called_once()]
         edges = {name: recorder.edges[name] for name in from_output}
         # All outputs at once: a piecewise-linear network is piecewise linear in all of them jointly.
-        if edges and _is_curved(scalar, [edge for group in edges.values() for edge in group], generator):
+        if edges and self._is_curved(scalar, [edge for group in edges.values() for edge in group]):
             for name in from_output:
-                self.exact[name] = not _is_curved(scalar, edges[name], generator)
+                self.exact[name] = not self._is_curved(scalar, edges[name])
         for name in open_layers:
             if name not in edges:
                 own = self.problem.layers[name].parameters.values()
                 tensors = [self.problem.chosen_parameters[full] for full in own]
-                self.exact[name] = not _is_curved(scalar, tensors, generator)
+                self.exact[name] = not self._is_curved(scalar, tensors)
 
     def _distrust_custom_functions(self, graph: Graph) -> None:
         """Layers before a custom autograd function cannot be verified: its backward may hide its curvature."""
@@ -63,19 +63,23 @@ class Linearity:
             if any(id(tensor) in graph.before_custom for tensor in tensors):
                 self.exact[name] = False
 
+    def _random(self, like: Tensor, place: int) -> Tensor:
+        """Return a random direction for a place, drawn once where batches have one shape: draws cost what products do.
 
-def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    # Uniform and drawn in place: any continuous distribution serves, and normal draws, or draws made elsewhere, would
-    # take longer than the derivatives.
-    return torch.empty_like(like).uniform_(-1, 1, generator=generator)
+        Uniform, drawn where it is used, and each batch's the same: any continuous distribution serves.
+        """
+        if place not in self._drawn or self._drawn[place].shape != like.shape:
+            generator = torch.Generator(like.device).manual_seed(place)
+            self._drawn[place] = torch.empty_like(like).uniform_(-1, 1, generator=generator)
+        return self._drawn[place]
 
-
-def _is_curved(scalar: Tensor, inputs: Sequence[Any], generator: torch.Generator) -> bool:
-    """Whether the second derivative of ``scalar`` along a random direction of ``inputs`` differs from 0.0."""
-    first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
-    dependent = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
-    if not dependent:
-        return False
-    directions = [_random(gradient, generator) for gradient in dependent]
-    second = torch.autograd.grad(dependent, inputs, directions, retain_graph=True, allow_unused=True)
-    return any(gradient is not None and bool((gradient != 0).any()) for gradient in second)
+    def _is_curved(self, scalar: Tensor, inputs: Sequence[Any]) -> bool:
+        """Whether the second derivative of ``scalar`` along a random direction of ``inputs`` differs from 0.0."""
+        first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
+        dependent = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
+        if not dependent:
+            return False
+        directions = [self._random(gradient, place) for place, gradient in enumerate(dependent, 1)]
+        second = torch.autograd.grad(dependent, inputs, directions, retain_graph=True, allow_unused=True)
+        curved = [gradient.any() for gradient in second if gradient is not None]
+        return bool(torch.stack(curved).any()) if curved else False

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from spiritlevel.layers import FromDeltas, rule_of
+from spiritlevel.layers import FromDeltas, Pooling, rule_of
+from spiritlevel.passes.graph import Graph
+from spiritlevel.passes.pooled import pooled
 from spiritlevel.problem import Layer, Problem
 
 
@@ -28,6 +30,8 @@ class Recorder:
         self.inputs: dict[str, list[Tensor]] = {}
         self.edges: dict[str, list[GradientEdge]] = {}
         self.shapes: dict[str, list[torch.Size]] = {}  # of the outputs
+        self.stops: dict[str, list[GradientEdge]] = self.edges  # where gradients are pulled back to
+        self.poolings: dict[str, list[Pooling | None]] = {}  # of the layers that are stopped after a pooling
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -51,6 +55,17 @@ class Recorder:
 
         return hook
 
+    def stop_after_poolings(self, graph: Graph) -> None:
+        """Pull back only to the pooled output of the layers that are max-pooled at once."""
+        self.stops = dict(self.edges)
+        for name, edges in self.edges.items():
+            found = [
+                pooled(self.layers[name].module, edge, shape, graph) for edge, shape in zip(edges, self.shapes[name])
+            ]
+            if any(found):
+                self.stops[name] = [edge if one is None else one[0] for edge, one in zip(edges, found)]
+                self.poolings[name] = [None if one is None else one[1] for one in found]
+
     def called_once(self) -> set[str]:
         """Names of the layers that were called exactly once."""
         return {name for name, edges in self.edges.items() if len(edges) == 1}
@@ -61,25 +76,26 @@ class Recorder:
         for name in names:
             rule = rule_of(self.layers[name].module)
             assert rule is not None
-            found[name] = rule(self.layers[name].module, self.inputs[name])
+            known = (self.poolings[name],) if name in self.poolings else ()
+            found[name] = rule(self.layers[name].module, self.inputs[name], *known)
         return found
 
     def pull_back(
         self, outputs: Tensor, cotangent: Tensor, names: list[str], **options: Any
     ) -> dict[str, list[Tensor]]:
-        """Return the gradients of cotangent·outputs at each named layer's output edges."""
-        edges = [edge for name in names for edge in self.edges[name]]
+        """Return the gradients of cotangent·outputs where each named layer's stop."""
+        edges = [edge for name in names for edge in self.stops[name]]
         if not edges:
             return {}
         flat = iter(
             torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
         )
-        return {name: [next(flat) for _ in self.edges[name]] for name in names}
+        return {name: [next(flat) for _ in self.stops[name]] for name in names}
 
     def pull_back_all(
         self, outputs: Tensor, columns: Tensor, names: list[str], *, batched: bool
     ) -> dict[str, list[Tensor]]:
-        """Return the gradients of all columns (K, B, ...) at each named layer's output edges, (K, B, ...) a call.
+        """Return the gradients of all columns (K, B, ...) where each named layer's stop, (K, B, ...) a call.
 
         A layer the outputs do not depend on is left out.  Samples come first in memory, so that the columns of one lie
         together for its products.
@@ -87,13 +103,13 @@ class Recorder:
         if not names:
             return {}
         if batched:
-            edges = [edge for name in names for edge in self.edges[name]]
+            edges = [edge for name in names for edge in self.stops[name]]
             flat = iter(
                 torch.autograd.grad(
                     outputs, edges, columns, retain_graph=True, allow_unused=True, is_grads_batched=True
                 )
             )
-            found = {name: [next(flat) for _ in self.edges[name]] for name in names}
+            found = {name: [next(flat) for _ in self.stops[name]] for name in names}
             return {name: deltas for name, deltas in found.items() if all(delta is not None for delta in deltas)}
         found = {}
         for k, column in enumerate(columns):

@@ -1,0 +1,53 @@
+"""Convolutions whose output goes through max-pooling and nothing else but a ReLU before it, found in the graph.
+
+Gradients are then pulled back to the pooled output only: the steps before it would spread a quarter of the numbers, or
+less, over all positions, once a column, where the pooling's own indices tell where each belongs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from spiritlevel.layers import Pooling
+from spiritlevel.passes.graph import Graph
+
+_MAX_POOLS = {"MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"}
+
+
+def pooled(
+    module: nn.Module, edge: GradientEdge, shape: torch.Size, graph: Graph
+) -> tuple[GradientEdge, Pooling] | None:
+    """Return the edge of the pooled output and what the pooling chose, None where there is no such pooling.
+
+    ``shape`` is that of the layer's output.
+    """
+    if not isinstance(module, (nn.Conv2d, nn.Conv3d)):
+        return None
+    rectified: Tensor | None = None
+    node: Any = _only_consumer(edge.node, graph)
+    if node is not None and node.name() == "ReluBackward0":
+        rectified = node._saved_result
+        node = _only_consumer(node, graph)
+    if node is None or node.name() not in _MAX_POOLS:
+        return None
+    spatial = shape[2:]
+    positions = node._saved_result1  # torch keeps the indices among the flattened positions of a channel
+    if positions.ndim != len(shape) or positions.shape[:2] != shape[:2]:
+        return None
+    positions = positions.flatten(2)
+    opened = None
+    if rectified is not None:
+        if rectified.shape != shape:
+            return None
+        opened = rectified.detach().flatten(2).gather(2, positions) > 0
+    return GradientEdge(node, 0), Pooling(positions, opened, math.prod(spatial))
+
+
+def _only_consumer(node: Any, graph: Graph) -> Any | None:
+    consumers = graph.consumers.get(node, [])
+    return consumers[0] if len(consumers) == 1 else None
