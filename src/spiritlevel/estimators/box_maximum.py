@@ -1,4 +1,4 @@
-"""Maximum of a function over a box: quasi-Newton from random interior points, then vertices by sign ascent and flips.
+"""Maximum of a function over a box: ascent among its vertices by signs of the gradient, then inside where that ends.
 
 A convex function takes its maximum over a box at a vertex, and any smooth one over a small enough box nearly so.  The
 value found is one the function takes inside the box, hence a lower bound on the maximum whatever the search missed.
@@ -6,6 +6,7 @@ value found is one the function takes inside the box, hence a lower bound on the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,8 +21,11 @@ from spiritlevel.estimators.probes import seeded_generator
 # With at most this many coordinates every change of one and of two signs is tried.
 FEW = 16
 ASCENT_STEPS = 30
-# With so few coordinates each restart also starts from this many random vertices.
+# With so few coordinates each start is joined by this many random vertices, from which single signs are changed.
 RANDOM_VERTICES = 5
+# A search has ended when no point of the box promises, to first order, more than this share of the rise found.  All
+# starts go to the first, the best of them to the second.
+COARSE, FINE = 1e-2, 3e-4
 
 ValueAndGradient = Callable[[Tensor], tuple[float, Tensor]]  # (n,) -> value, (n,)
 Values = Callable[[Tensor], Tensor]  # (K, n) -> (K,)
@@ -29,7 +33,7 @@ Values = Callable[[Tensor], Tensor]  # (K, n) -> (K,)
 
 @dataclass(frozen=True)
 class BoxMaximum:
-    """The largest value found, where, and whether every search ended at a point where no small move rises."""
+    """The largest value found, where, and whether the search ended at a point where no small move rises."""
 
     value: float
     point: Tensor  # (n,) float64
@@ -46,40 +50,62 @@ def maximise_in_box(
     restarts: int,
     iterations: int,
     seed: int = 0,
+    slope: Tensor | None = None,
 ) -> BoxMaximum:
-    """Search max f over |z_i| <= bounds_i from ``restarts`` uniform random points of the interior.
+    """Search max f over |z_i| <= bounds_i, where f(0) = 0, from the vertex the gradient at 0 points to and random ones.
 
-    Each point first takes ``iterations`` steps of L-BFGS-B, then sign ascent z_i = bounds_i sign(df/dz_i) among the
-    vertices; with few coordinates every flip of one and of two signs is tried too, from random vertices besides.  It
-    never starts at z = 0: where that is a minimum every gradient method stays there.
+    ``restarts`` vertices in all climb by changing the signs of coordinates that would gain; the best goes on to the
+    end.  With few coordinates every flip of one and of two signs is tried too, from random vertices besides.  Where no
+    change of signs rises although the gradient promises so, ``iterations`` steps of L-BFGS-B look inside the box.
+    ``slope`` is the gradient at 0, where it is known.
     """
-    best, point, converged, found = -np.inf, torch.zeros_like(bounds), True, []
+    search = _Search(value_and_gradient, values, bounds)
+    slope = search.at(torch.zeros_like(bounds))[1] if slope is None else slope.double().cpu() * bounds
+    ends = []
     for restart in range(restarts):
-        generator = seeded_generator(seed, restart)
-        start = 2 * torch.rand(bounds.shape, generator=generator, dtype=torch.float64) - 1
-        search = _Search(value_and_gradient, values, bounds)
-        end, done = search.quasi_newton(start, iterations)
-        end, done = search.vertex_ascent(end, done)
-        if len(bounds) <= FEW:
-            signs = 2.0 * torch.randint(0, 2, (RANDOM_VERTICES, len(bounds)), generator=generator).double() - 1.0
-            end = search.best_of([end, *(search.flips(row, pairs=False) for row in signs)])
-            end = search.flips(end, pairs=True)
-            # A vertex is an end where the gradient points out of the box in every coordinate.
-            done |= bool(((end.abs() == 1) & (search.at(end)[1] * end >= 0)).all())
-        value = float(values((end * bounds)[None])[0])
-        converged &= done
-        found.append(value)
-        if value > best:
-            best, point = value, end * bounds
-    if best == -np.inf:  # nowhere a number: there is no maximum to speak of
-        best, converged = np.nan, False
-    at_vertex = bool((point.abs() >= bounds * (1 - 1e-12)).all())
-    return BoxMaximum(float(best), point, converged, at_vertex, found)
+        signs = 2.0 * torch.randint(0, 2, bounds.shape, generator=seeded_generator(seed, restart)).double() - 1.0
+        # Random signs where the gradient says nothing.
+        start = torch.where(slope == 0, signs, slope.sign()) if restart == 0 else signs
+        ends.append(search.climb(search.look(start), COARSE))
+    found = [end.value for end in ends]
+    top = max(range(restarts), key=lambda k: _height(found[k]))
+    end = search.climb(ends[top], FINE)
+    if len(bounds) <= FEW:
+        end = search.try_flips(end, restarts * RANDOM_VERTICES, seeded_generator(seed, restarts))
+    if not end.settled(FINE) and math.isfinite(end.value):
+        end = search.look_inside(end, iterations)
+    value = float(values((end.y * bounds)[None])[0])
+    found[top] = value
+    converged = end.done or end.settled(FINE)
+    if not math.isfinite(value):  # nowhere a number: there is no maximum to speak of
+        value, converged = np.nan, False
+    return BoxMaximum(value, end.y * bounds, converged, bool((end.y.abs() >= 1 - 1e-12).all()), found)
+
+
+def _height(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of the box in coordinates y = z / bounds, with the value and the gradient in y there."""
+
+    y: Tensor
+    value: float
+    gradient: Tensor
+    done: bool = False  # a method of its own found nothing left to gain
+
+    @property
+    def gains(self) -> Tensor:
+        """What each coordinate would gain, to first order, by going to the end its gradient points to."""
+        return self.gradient.abs() - self.gradient * self.y
+
+    def settled(self, share: float) -> bool:
+        """Whether all coordinates together promise at most this share of the value (Frank and Wolfe's gap)."""
+        return bool(float(self.gains.sum()) <= share * abs(self.value))
 
 
 class _Search:
-    """One search, in coordinates y = z / bounds that lie in [-1, 1]."""
-
     def __init__(self, value_and_gradient: ValueAndGradient, values: Values, bounds: Tensor) -> None:
         self.value_and_gradient, self.values, self.bounds = value_and_gradient, values, bounds
 
@@ -87,13 +113,43 @@ class _Search:
         value, gradient = self.value_and_gradient(y * self.bounds)
         return value, gradient.double().cpu() * self.bounds
 
-    def quasi_newton(self, start: Tensor, iterations: int) -> tuple[Tensor, bool]:
-        """Return where L-BFGS-B came in that many iterations, and whether it had nothing left to gain there."""
+    def look(self, y: Tensor) -> _Point:
+        return _Point(y, *self.at(y))
+
+    def climb(self, point: _Point, share: float) -> _Point:
+        """Change the signs of a vertex's coordinates that would gain, while that rises and promises more than a share.
+
+        All of them together is the sign ascent y = sign(df/dy), which never falls on a convex function; elsewhere the
+        most promising eighth, or the eighth of that, may rise where all together overshoot.
+        """
+        for _ in range(ASCENT_STEPS):
+            if point.settled(share):
+                break
+            gains = point.gains
+            count = int((gains > 0).sum())
+            trial = self.look(torch.where(gains > 0, -point.y, point.y))
+            if not trial.value > point.value:
+                order = gains.argsort(descending=True)
+                fewer = []
+                while count := count // 8:
+                    fewer.append(point.y.clone())
+                    fewer[-1][order[:count]] *= -1
+                if not fewer:
+                    break
+                heights = self.values(torch.stack(fewer) * self.bounds)
+                if not float(heights.max()) > point.value:
+                    break
+                trial = self.look(fewer[int(heights.argmax())])
+            point = trial
+        return point
+
+    def look_inside(self, point: _Point, iterations: int) -> _Point:
+        """Return where L-BFGS-B comes in that many iterations, if that is higher; no sign change was."""
         from scipy.optimize import minimize
 
-        first: list[Any] = [self.at(start)]
+        first: list[Any] = [(point.value, point.gradient)]
         # Rises over a small box are far below 1, where the method's own stopping rules would end it at once.
-        scale = float(first[0][1].abs().sum()) or 1.0
+        scale = float(point.gradient.abs().sum()) or 1.0
 
         def negative(y: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = first.pop() if first else self.at(torch.from_numpy(y.copy()))
@@ -101,67 +157,37 @@ class _Search:
 
         result = minimize(
             negative,
-            start.numpy(),
+            point.y.numpy(),
             jac=True,
             method="L-BFGS-B",
-            bounds=[(-1.0, 1.0)] * len(start),
+            bounds=[(-1.0, 1.0)] * len(point.y),
             options={"maxiter": iterations, "maxfun": 3 * iterations + 5, "ftol": 1e-12, "gtol": 1e-10},
         )
-        return torch.from_numpy(np.clip(result.x, -1.0, 1.0)), bool(result.success)
+        y = torch.from_numpy(np.clip(result.x, -1.0, 1.0))
+        value, gradient = -float(result.fun) * scale, -torch.from_numpy(np.array(result.jac)) * scale
+        return _Point(y, value, gradient, bool(result.success)) if value >= point.value else point
 
-    def vertex_ascent(self, y: Tensor, done: bool) -> tuple[Tensor, bool]:
-        """Go to a vertex and change signs there while that rises; return the better of it and the point given.
+    def try_flips(self, point: _Point, vertices: int, generator: torch.Generator) -> _Point:
+        """Change single signs of random vertices and single and paired signs of the best of all, while that rises."""
+        signs = 2.0 * torch.randint(0, 2, (vertices, len(point.y)), generator=generator).double() - 1.0
+        ends = torch.stack([point.y, *(self.flips(row, pairs=False) for row in signs)])
+        y = self.flips(ends[int(self.values(ends * self.bounds).argmax())], pairs=True)
+        return point if torch.equal(y, point.y) else self.look(y)
 
-        At a vertex y the coordinates with y_i df/dy_i < 0 would gain to first order by changing sign.  All of them
-        together is the sign ascent y = sign(df/dy), which never falls on a convex function; elsewhere the most
-        promising eighth, or the eighth of that, may rise where all together overshoot.
-        """
-        _, gradient = self.at(y)
-        kept = torch.where(y < 0, -1.0, 1.0).double()
-        starts = torch.stack([torch.where(gradient == 0, kept, gradient.sign()), kept])
-        heights = self.values(torch.cat([y[None], starts]) * self.bounds)
-        vertex, value = starts[int(heights[1:].argmax())], float(heights[1:].max())
-        ended = False
-        for _ in range(ASCENT_STEPS):
-            _, gradient = self.at(vertex)
-            gains = -gradient * vertex
-            order = gains.argsort(descending=True)
-            count = int((gains > 0).sum())
-            if count == 0:
-                ended = True
-                break
-            candidates = []
-            while count:
-                flipped = vertex.clone()
-                flipped[order[:count]] *= -1
-                candidates.append(flipped)
-                count //= 8
-            risen = self.values(torch.stack(candidates) * self.bounds)
-            top = int(risen.argmax())
-            if not float(risen[top]) > value:
-                break
-            vertex, value = candidates[top], float(risen[top])
-        return (vertex, ended) if value >= float(heights[0]) else (y, done)
-
-    def flips(self, start: Tensor, pairs: bool) -> Tensor:
-        """Change one sign, or also two, while that rises, the best change first; an interior start may be better."""
-        vertex = torch.where(start < 0, -1.0, 1.0).double()
-        groups: list[tuple[int, ...]] = [(i,) for i in range(len(start))]
+    def flips(self, vertex: Tensor, pairs: bool) -> Tensor:
+        """Change one sign of a vertex, or also two, while that rises, the best change first."""
+        groups: list[tuple[int, ...]] = [(i,) for i in range(len(vertex))]
         if pairs:
-            groups += list(combinations(range(len(start)), 2))
-        masks = torch.ones(len(groups), len(start), dtype=torch.float64)
+            groups += list(combinations(range(len(vertex)), 2))
+        masks = torch.ones(len(groups), len(vertex), dtype=torch.float64)
         for row, group in enumerate(groups):
             masks[row, list(group)] = -1.0
-        inside, value = self.values(torch.stack([start, vertex]) * self.bounds).tolist()
-        for _ in range(2 * len(start)):
+        value = float(self.values(vertex[None] * self.bounds)[0])
+        for _ in range(2 * len(vertex)):
             candidates = masks * vertex
             risen = self.values(candidates * self.bounds)
             top = int(risen.argmax())
             if not float(risen[top]) > value:
                 break
             vertex, value = candidates[top], float(risen[top])
-        return start if inside > value else vertex
-
-    def best_of(self, points: list[Tensor]) -> Tensor:
-        """Return the highest of some points."""
-        return points[int(self.values(torch.stack(points) * self.bounds).argmax())]
+        return vertex

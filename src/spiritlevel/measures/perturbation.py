@@ -130,7 +130,7 @@ def _stderr_data(problem: Problem, values: Tensor) -> float | None:
     title="Keskar sharpness: the worst rise of the loss in a box",
     formula=r"100\,\frac{\max_z L(w+Az)-L(w)}{1+L(w)},\quad |z_i|\le\epsilon(|(A^+w)_i|+1)",
     citation="Keskar et al. 2017, Metric 2.1; Granziol 2021, eq. (2)",
-    cost=Cost(gradient=75, forward=50),
+    cost=Cost(gradient=30, forward=10),
     invariant=("permutation",),
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
     reference=reference.keskar_sharpness,
@@ -148,9 +148,10 @@ def keskar_sharpness(
     """Largest relative rise of the loss when every parameter may move a little; what was found is a lower bound.
 
     ``subspace`` is the number of random directions (columns of A, of unit length) to search in, None for all
-    parameters.  The search starts from random points of the box: at w itself, a minimum, L-BFGS-B would stay and
-    report 0.  In a small box with half-widths b the rise is at most Σ b_i|g_i| + λ_max |b|²/2: the details give
-    the first term, as it enters the value, and |b|².
+    parameters.  ``restarts`` vertices of the box climb by changing signs, first the one the gradient at w points to (at
+    w itself, a minimum, L-BFGS-B would stay and report 0); where that ends and the gradient still promises a rise,
+    ``iterations`` steps of L-BFGS-B follow.  In a small box with half-widths b the rise is at most Σ b_i|g_i| + λ_max
+    |b|²/2: the details give the first term, as it enters the value, and |b|².
     """
     if not eps > 0 or restarts < 1 or iterations < 1:
         raise UsageError(
@@ -168,7 +169,9 @@ def keskar_sharpness(
         return perturbed.rise(place(point) for point in points)
 
     _, at_w = value_and_gradient(torch.zeros_like(half_widths))
-    found = maximise_in_box(value_and_gradient, rises, half_widths, restarts=restarts, iterations=iterations, seed=seed)
+    found = maximise_in_box(
+        value_and_gradient, rises, half_widths, restarts=restarts, iterations=iterations, seed=seed, slope=at_w
+    )
     rise = max(found.value, 0.0)  # z = 0 lies in the box
     spent = {kind: problem.spent[kind] - before.get(kind, 0) for kind in ("forward", "gradient")}
     return Estimate(
