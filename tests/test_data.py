@@ -125,6 +125,19 @@ def test_every_form_gives_the_same_samples_in_the_same_order(
         assert any("dataset order" in note and "drop_last" in note for note in problem.notes)
 
 
+def test_the_fingerprint_sees_every_number_and_the_order_of_samples(model: nn.Module) -> None:
+    def of(x: Tensor, y: Tensor) -> str:
+        return Problem(model, (x, y)).survey.fingerprint
+
+    x, y = arrays()
+    swapped, nudged, turned = x.clone(), x.clone(), torch.arange(COUNT).flip(0)
+    swapped[4, :2] = x[4, :2].flip(0)
+    nudged[10, 2] *= 1 + 1e-6
+    others = {of(swapped, y), of(nudged, y), of(x[turned], y[turned]), of(x, (y + 1) % 3), of(x[:-1], y[:-1])}
+    assert len(others | {of(x, y)}) == 6
+    assert of(x.float().double(), y) == of(x, y)
+
+
 def test_a_batch_size_cuts_given_batches_smaller(model: nn.Module) -> None:
     problem = Problem(model, list(Batches()), batch_size=2)
     assert max(batch.count for batch in problem.batches()) == 2

@@ -26,6 +26,7 @@ class Source:
 
     read: Callable[[], Iterator[Content]]
     form: str
+    resized: Callable[[int], Iterator[Content]] | None = None  # in other batches, where nobody fixed them
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
     notes: tuple[str, ...] = ()
 
@@ -40,7 +41,7 @@ def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed:
     if samples is None:
         return source
     with kept_random_state(seed=seed):  # a random augmentation of the chosen samples follows from the seed too
-        return _choose(source, data, samples, seed, batch_size or DEFAULT_BATCH_SIZE)
+        return _choose(source, data, samples, seed, batch_size)
 
 
 def count_of(content: Content) -> int:
@@ -84,7 +85,8 @@ def _open(data: Any, batch_size: int | None) -> Source:
         if count_of(arrays) == 0:
             raise SpiritlevelError("the data is empty: there is no sample to measure on")
         size = batch_size or DEFAULT_BATCH_SIZE
-        return Source(lambda: _slices(arrays, size), "tensors")
+        resized = (lambda other: _slices(arrays, other)) if batch_size is None else None
+        return Source(lambda: _slices(arrays, size), "tensors", resized)
     if isinstance(data, IterableDataset):
         raise UsageError("an IterableDataset has no fixed batches of its own; wrap it in a DataLoader and pass that")
     if isinstance(data, Dataset) or (
@@ -192,8 +194,9 @@ def _like(loader: DataLoader | None, dataset: Any, batch_size: int | None) -> Da
     )
 
 
-def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int) -> Source:
+def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int | None) -> Source:
     """Draw ``samples`` once, stratified by class, and keep them: random augmentation becomes one fixed draw."""
+    size = batch_size or DEFAULT_BATCH_SIZE
     labels = _all_labels(source)
     total = len(labels)
     chosen = stratified_choice(labels, samples, seed)
@@ -201,7 +204,7 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int)
     by_index = source.form.startswith(("dataset", "DataLoader, read"))
     if by_index:  # reads only the chosen items
         loader = data if isinstance(data, DataLoader) else None
-        batches = list(_open_dataset(Subset(dataset, chosen.tolist()), loader, batch_size, "").read())
+        batches = list(_open_dataset(Subset(dataset, chosen.tolist()), loader, size, "").read())
     else:
         batches = list(_pick(source.read(), chosen))
     kept = _concatenate(batches)
@@ -211,8 +214,9 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int)
         else f"samples={samples} asks for all {total:,} samples there are."
     )
     if kept is None:  # ragged batches cannot be joined; they are kept as they came
-        return Source(lambda: iter(batches), source.form, total, (*source.notes, note))
-    return Source(lambda: _slices(kept, batch_size), source.form, total, (*source.notes, note))
+        return Source(lambda: iter(batches), source.form, None, total, (*source.notes, note))
+    resized = (lambda other: _slices(kept, other)) if batch_size is None else None
+    return Source(lambda: _slices(kept, size), source.form, resized, total, (*source.notes, note))
 
 
 def _all_labels(source: Source) -> np.ndarray:

@@ -151,7 +151,7 @@ class Problem:
         if missing:
             raise SpiritlevelError(f"the other network has no parameter {missing[0]!r}, so it is not the same problem")
         other = copy.copy(self)
-        for name in ("survey", "layers", "weights"):  # found out anew on the other network
+        for name in ("survey", "layers", "weights", "_read"):  # found out anew on the other network
             other.__dict__.pop(name, None)
         other.model = model
         other.chosen_parameters = {name: own[name] for name in self.parameters}
@@ -304,7 +304,7 @@ class Problem:
             tensor = tensor.clone() if tensor.is_inference() else tensor
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True).detach()
 
-        for content in self.source.read():
+        for content in self._read():
             count = count_of(content)
             if count == 0:
                 continue
@@ -319,6 +319,17 @@ class Problem:
                 f"the data gave {total:,} samples in the first sweep and {start:,} in a later one, so no number would "
                 "mean anything; pass data that can be read again, or samples=N to keep one fixed draw"
             )
+
+    @cached_property
+    def _read(self) -> Callable[[], Iterator[Content]]:
+        """How a sweep begins.  The batches matter where samples influence each other, and are then left alone."""
+        resized = self.source.resized
+        if resized is None or self.device.type != "cuda" or self.mode == "train":
+            return self.source.read
+        from spiritlevel.batch_sizes import batch_size_on_gpu
+
+        size = batch_size_on_gpu(self)
+        return lambda: resized(size)
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs on a batch, with some parameters replaced for this call where they are given."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spiritlevel.data import Content, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.fingerprints import Fingerprint
 from spiritlevel.losses import labels_of
 from spiritlevel.problem import Batch, Problem
 
@@ -46,7 +45,7 @@ class Survey:
 def take_survey(problem: Problem) -> Survey:
     """Sweep the data for the first time, with every check on what comes in."""
     losses, weights, correct, kept = [], [], [], []
-    hashers: dict[int, Any] = {}
+    fingerprint = Fingerprint()
     kept_numbers, coupled = 0, False
     shape: tuple[int, ...] = ()
     with problem.session(), torch.no_grad():
@@ -70,7 +69,7 @@ def take_survey(problem: Problem) -> Survey:
             kept_numbers += outputs.numel()
             if kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == shape:
                 kept.append(outputs.cpu())
-            _digest(hashers, batch.content)
+            fingerprint.add(tensors_of(batch.content))
     all_losses, all_weights = torch.cat(losses), torch.cat(weights)
     _refuse_bad_losses(all_losses, all_weights)
     problem.spent["forward"] += 1
@@ -85,9 +84,7 @@ def take_survey(problem: Problem) -> Survey:
         output_shape=shape,
         outputs=torch.cat(kept) if complete else None,
         coupled=coupled,
-        fingerprint=hashlib.blake2b(
-            b"".join(hashers[key].digest() for key in sorted(hashers)), digest_size=8
-        ).hexdigest(),
+        fingerprint=str(fingerprint),
     )
 
 
@@ -158,13 +155,3 @@ def _correct(outputs: Tensor, content: Content) -> Tensor | None:
     if outputs.ndim != 2 or outputs.shape[1] < 2 or labels.shape != outputs.shape[:1] or labels.is_floating_point():
         return None
     return (outputs.argmax(1) == labels).cpu()
-
-
-def _digest(hashers: dict[int, Any], content: Content) -> None:
-    """Feed a batch to one hash a field, so that the fingerprint does not depend on the split into batches."""
-    for position, tensor in enumerate(tensors_of(content)):
-        hasher = hashers.setdefault(position, hashlib.blake2b(str(tuple(tensor.shape[1:])).encode(), digest_size=8))
-        tensor = tensor.detach().cpu()
-        # A float32 and a float64 reading of the same data are the same data.
-        tensor = tensor.float() if tensor.is_floating_point() else tensor.long()
-        hasher.update(tensor.contiguous().numpy().tobytes())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spiritlevel.batch_sizes import memory_share
 from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
 from spiritlevel.losses import Factor
 from spiritlevel.passes.fallback import Fallback
@@ -27,10 +28,9 @@ WANTS = ("diagonal", "rows", "columns", "transposed")
 # sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
 COLUMN_LIMIT = 32
 FOLDS = 8
-# Numbers held at once to form each sample's gradient of a layer applied at several positions: what a processor's cache
-# holds (three times as fast as from memory), and on a GPU, where launches count, many.
-CHUNK_NUMBERS = {"cpu": 800_000}
-CHUNK_NUMBERS_ELSEWHERE = 200_000_000
+# Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
+# cache holds, several times as fast as from memory.
+CHUNK_NUMBERS = 800_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
 
@@ -167,7 +167,9 @@ class _Sweep:
             for full in problem.weights.values()
         }
         self.fallback = Fallback(problem, [])
-        self.chunk_numbers = CHUNK_NUMBERS.get(problem.device.type, CHUNK_NUMBERS_ELSEWHERE)
+        self.chunk_numbers, self.column_numbers = CHUNK_NUMBERS, COLUMN_NUMBERS
+        if problem.device.type == "cuda":
+            self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
         self.sums: dict[str, ParameterSums] = {}
         self.moments = {name: Moments() for name in problem.layers}
         self.sample_traces = torch.zeros(problem.survey.count, dtype=torch.float64)
@@ -259,7 +261,7 @@ class _Sweep:
     def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
         """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
         numbers = sum(math.prod(shape) for shapes in recorder.shapes.values() for shape in shapes) + outputs.numel()
-        width = max(1, COLUMN_NUMBERS // max(numbers, 1))
+        width = max(1, self.column_numbers // max(numbers, 1))
         per_draw = len(factor.columns) // factor.draws
         for fold in range(self.folds):
             own = [k for k in range(len(factor.columns)) if (k // per_draw) % self.folds == fold]
