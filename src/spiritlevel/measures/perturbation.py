@@ -18,8 +18,9 @@ from spiritlevel.problem import Problem
 from spiritlevel.reference import perturbation as reference
 
 # Draws of noise of a few roundings' size: what they change in the loss is the rounding of the loss itself.
-ROUNDING_DRAWS = 4
+ROUNDING_DRAWS = 2
 ROUNDINGS = 4
+FEWER = 4  # the outer radii get this part of the middle radius's draws
 ROUNDING_SHARE = 0.2  # of the value; beyond it the value is not to be used
 # Entries of the random subspace's basis, which is held in memory.
 LARGEST_BASIS = 500_000_000
@@ -29,7 +30,7 @@ LARGEST_BASIS = 500_000_000
     title="Curvature seen by Gaussian noise of finite size",
     formula=r"\mathbb{E}_{\epsilon\sim N(0,I)}[L(\theta+s\epsilon)+L(\theta-s\epsilon)-2L(\theta)]/s^2",
     citation="Tsuzuku et al. 2019, left-hand side of eq. (5), at finite radius",
-    cost=Cost(forward=104),
+    cost=Cost(forward=52),
     invariant=("permutation",),
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
     reference=reference.noise_curvature,
@@ -45,7 +46,8 @@ def noise_curvature(
     """Second difference of the loss over Gaussian noise, at three radii; the value is that of the middle one.
 
     On a piecewise-linear network noise of finite size crosses kinks and sees curvature the almost-everywhere Hessian
-    does not have, so this is a quantity of its own with its radius, not a way to compute the trace.
+    does not have, so this is a quantity of its own with its radius, not a way to compute the trace.  The middle radius
+    has ``draws`` pairs of noise, the others a quarter of them, the same ones.
     """
     radii = tuple(float(radius) for radius in radii)
     if not radii or any(not math.isfinite(radius) or radius <= 0 for radius in radii):
@@ -61,19 +63,18 @@ def noise_curvature(
     if tiny > 0:
         by_rounding, _ = _second_differences(problem, perturbed, tiny, ROUNDING_DRAWS, seed)
         noise_of_loss = float(by_rounding.square().mean().sqrt())
-    rows, errors_over_data = [], []
-    for radius in radii:
-        by_draw, by_sample = _second_differences(problem, perturbed, radius, draws, seed)
-        rows.append(
-            {
-                "radius": radius,
-                "value": float(by_draw.mean()) / radius**2,
-                "stderr": float(by_draw.std()) / math.sqrt(draws) / radius**2,
-                "rounding": noise_of_loss / radius**2,
-            }
-        )
-        errors_over_data.append(_stderr_data(problem, by_sample / radius**2))
-    middle = rows[len(rows) // 2]
+    at_middle = len(radii) // 2
+    middle_draws, by_sample = _second_differences(problem, perturbed, radii[at_middle], draws, seed)
+    middle_draws = middle_draws / radii[at_middle] ** 2
+    rows = []
+    for index, radius in enumerate(radii):
+        value, stderr = float(middle_draws.mean()), float(middle_draws.std()) / math.sqrt(draws)
+        if index != at_middle:
+            fewer = max(2, draws // FEWER)
+            own = _second_differences(problem, perturbed, radius, fewer, seed)[0] / radius**2
+            value, stderr = _beside(own, middle_draws)
+        rows.append({"radius": radius, "value": value, "stderr": stderr, "rounding": noise_of_loss / radius**2})
+    middle = rows[at_middle]
     rounded = [row["radius"] for row in rows if row["rounding"] > ROUNDING_SHARE * abs(row["value"])]
     lost = middle["radius"] in rounded
     name = str(problem.dtype).removeprefix("torch.")
@@ -81,7 +82,7 @@ def noise_curvature(
         value=middle["value"],
         # Rounding of L(θ) is common to all draws, so their spread does not show it.
         stderr=math.hypot(middle["stderr"], middle["rounding"]),
-        stderr_data=errors_over_data[len(rows) // 2],
+        stderr_data=_stderr_data(problem, by_sample / middle["radius"] ** 2),
         how="estimated",
         status="budget_spent" if lost else "ok",
         reason=(
@@ -94,6 +95,21 @@ def noise_curvature(
         passes=problem.spent["forward"] - before,
         details={"radius": middle["radius"], "radii": rows, "draws": draws},
     )
+
+
+def _beside(own: Tensor, middle: Tensor) -> tuple[float, float]:
+    """Return a radius's mean and standard error from few draws, the first of many made at the middle radius.
+
+    Mostly the two radii differ far less, draw by draw, than the draws among each other: then the mean is the middle's
+    plus the mean difference.  Otherwise the few draws stand for themselves.
+    """
+    count = len(own)
+    difference = own - middle[:count]
+    if float(difference.std()) < float(own.std()):
+        # The two means share draws, so that their errors may add up.
+        error = float(difference.std()) / math.sqrt(count) + float(middle.std()) / math.sqrt(len(middle))
+        return float(middle.mean() + difference.mean()), error
+    return float(own.mean()), float(own.std()) / math.sqrt(count)
 
 
 def _second_differences(
