@@ -45,7 +45,8 @@ class Linearity:
         scalar = (weights * outputs).sum()
         open_layers = [name for name, exact in self.exact.items() if exact]
         from_output = [name for name in open_layers if name in covered and name in recorder.called_once()]
-        edges = {name: recorder.edges[name] for name in from_output}
+        # A max-pooling and a ReLU in between, recognised as torch's own, are linear on every piece.
+        edges = {name: recorder.stops[name] for name in from_output}
         # All outputs at once: a piecewise-linear network is piecewise linear in all of them jointly.
         if edges and self._is_curved(scalar, [edge for group in edges.values() for edge in group]):
             for name in from_output:
