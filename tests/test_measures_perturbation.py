@@ -178,6 +178,36 @@ def test_data_that_changed_between_sweeps_is_refused() -> None:
         Perturbed(problem).loss([{}])
 
 
+class Convolutional(nn.Module):
+    """A convolution whose output is flattened by a view (which needs channels first) or by reshaping."""
+
+    def __init__(self, by_view: bool) -> None:
+        super().__init__()
+        self.convolution, self.head, self.by_view = nn.Conv2d(2, 3, 3), nn.Linear(12, 3), by_view
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.convolution(x))
+        return self.head(hidden.view(len(x), -1) if self.by_view else hidden.flatten(1))
+
+
+@pytest.mark.parametrize("by_view", [False, True])
+def test_laying_convolutions_out_otherwise_changes_no_loss(by_view: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(9, 2, 4, 4), torch.randint(0, 3, (9,))
+    problem = Problem(Convolutional(by_view), (x, y), batch_size=4)
+    perturbed = Perturbed(problem)
+    step = gaussian_noise(shapes(problem), 0, 0)
+    found = perturbed.sample_losses([moved(problem.chosen_parameters, step, size) for size in (0.0, 0.1)])
+    assert perturbed._channels_last is not by_view
+    assert torch.allclose(found[0], problem.survey.losses, rtol=1e-5)
+    other = copy.deepcopy(problem.model)
+    with torch.no_grad():
+        for name, tensor in other.named_parameters():
+            tensor += 0.1 * step[name].float()
+    expected = nn.functional.cross_entropy(other(x), y, reduction="none").detach().double()
+    assert torch.allclose(found[1], expected, rtol=1e-5, atol=1e-6)
+
+
 # --- noise curvature -------------------------------------------------------------------------------------------------
 
 

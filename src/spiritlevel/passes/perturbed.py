@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -60,7 +61,7 @@ class Perturbed:
         """Return what each function reads off the outputs of every sample, one (K, N) in float64 on the CPU each."""
         problem = self.problem
         found = [[torch.zeros(0, problem.survey.count, dtype=torch.float64)] for _ in readings]
-        for few in self._chunks(sets):
+        for few in self._chunks(map(self._laid_out, sets) if self._channels_last else sets):
             columns: list[list[Tensor]] = [[] for _ in readings]
             with problem.session(), torch.no_grad():
                 for batch in self._batches():
@@ -71,6 +72,32 @@ class Perturbed:
             for own, parts in zip(found, columns):
                 own.append(torch.cat(parts, dim=1))
         return [torch.cat(parts) for parts in found]
+
+    @cached_property
+    def _channels_last(self) -> bool:
+        """Whether convolutions may have their channels last: on a CPU a forward pass is then up to a third faster.
+
+        A model that asks for another layout raises, which the first batch tells.
+        """
+        problem = self.problem
+        own = {name: tensor for name, tensor in problem.chosen_parameters.items() if tensor.ndim == 4}
+        if not own or problem.device.type != "cpu" or problem.dtype != torch.float32:
+            return False
+        try:
+            with problem.session(), torch.no_grad():
+                batch = next(problem.batches())
+                problem.agrees(batch, self._losses(batch, self._laid_out(own))[0])
+        except (RuntimeError, SpiritlevelError):
+            return False
+        return True
+
+    @staticmethod
+    def _laid_out(parameters: Parameters) -> dict[str, Tensor]:
+        # A clone: a weight with one input channel counts as laid out either way, and would be left as it is.
+        return {
+            name: tensor.detach().clone(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+            for name, tensor in parameters.items()
+        }
 
     def _loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self.problem.loss.per_sample(outputs, batch.content)[0]
