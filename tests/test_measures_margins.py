@@ -116,6 +116,45 @@ def test_derivatives_along_the_parameters_for_other_losses_in_float32(loss):
     assert float(model_form) == pytest.approx(fisher_rao_norm.reference(dense, labels="model"), rel=1e-4)
 
 
+class Doubled(torch.autograd.Function):
+    """2x with a backward rule alone, or with a forward rule that is wrong."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class WronglyDoubled(Doubled):
+    @staticmethod
+    def jvp(ctx, along: Tensor) -> Tensor:
+        return 3 * along
+
+
+@pytest.mark.parametrize("function", [Doubled, WronglyDoubled])
+def test_a_missing_or_wrong_forward_derivative_is_found_out_and_not_used(function):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(function.apply(torch.tanh(self.inner(x))))
+
+    torch.manual_seed(0)
+    problem = Problem(Scaled().double(), (torch.randn(9, 3).double(), torch.randint(0, 3, (9,))), batch_size=4)
+    radial, dense = radial_statistics(problem), Dense(problem)
+    assert torch.allclose(radial.loss_slope, dense.sample_gradients @ dense.theta, rtol=1e-9)
+    assert problem.spent["gradient"] == 2
+
+
 def test_fisher_rao_norm_of_a_bias_free_relu_net_has_a_closed_form():
     x, y = data()
     problem = Problem(network("bias-free"), (x, y), batch_size=10)

@@ -21,7 +21,7 @@ KEEPS_THE_FUNCTION = ("layer_rescaling", "neuron_rescaling", "permutation")
     formula=r"\theta^\top F \theta = \frac{1}{n} \sum_i \langle \nabla_\theta \ell_i, \theta \rangle^2",
     citation="Liang et al. 2019, the definition of the Fisher–Rao norm",
     sharper_when="larger",
-    cost=Cost(forward=1, gradient=2),
+    cost=Cost(forward=1, gradient=1),
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.fisher_rao_norm,

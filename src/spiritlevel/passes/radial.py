@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from spiritlevel.data import Content, map_tensors
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy
 from spiritlevel.operators.products import retained
-from spiritlevel.problem import Problem
+from spiritlevel.problem import Batch, Problem
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,13 @@ class RadialStats:
 def radial_statistics(problem: Problem) -> RadialStats:
     """Sweep the data once and return each sample's slope and Gauss–Newton curvature along θ."""
     slopes, curvatures = [], []
-    along = [tensor.detach()[None] for tensor in problem.tensors]
+    by_forward_mode = False
     with problem.session():
         for batch in problem.batches("derivative along the parameters"):
-            part = retained(problem, batch)
-            outputs = part.outputs
-            forward = part.push(along)[0].detach().double()
+            if batch.start == 0:
+                by_forward_mode = _forward_mode_agrees(problem, batch)
+            outputs, forward = _along(problem, batch) if by_forward_mode else _along_twice_back(problem, batch)
+            forward = forward.double()
             # The loss is differentiated in float64: for a confident sample its gradient is a difference of near-equals.
             scores = outputs.detach().double().requires_grad_()
             content = map_tensors(batch.content, lambda t: t.double() if t.is_floating_point() else t)
@@ -45,8 +47,44 @@ def radial_statistics(problem: Problem) -> RadialStats:
             slopes.append(_per_sample(gradient * _centred(problem, scores, forward, content)))
             curvatures.append(_per_sample(forward * curved))
     problem.spent["forward"] += 1
-    problem.spent["gradient"] += 2  # a pull-back, and its derivative
+    problem.spent["gradient"] += 1 if by_forward_mode else 2  # without it a pull-back, and its derivative
     return RadialStats(torch.cat(slopes), torch.cat(curvatures), problem.survey.weights)
+
+
+def _along(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the outputs and J θ in one forward pass."""
+    with torch.no_grad(), forward_ad.dual_level():
+        pairs = {
+            name: forward_ad.make_dual(tensor.detach(), tensor.detach())
+            for name, tensor in problem.chosen_parameters.items()
+        }
+        outputs, along = forward_ad.unpack_dual(problem.outputs(batch.content, pairs))
+    return outputs, torch.zeros_like(outputs) if along is None else along
+
+
+def _along_twice_back(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the same by differentiating the pull-back, which every operation with a gradient allows."""
+    part = retained(problem, batch)
+    along = part.push([tensor.detach()[None] for tensor in problem.tensors])
+    return part.outputs.detach(), along[0].detach()
+
+
+def _forward_mode_agrees(problem: Problem, batch: Batch) -> bool:
+    """Whether the operations have a forward derivative and it is the transpose of the backward one, on this batch."""
+    try:
+        _, along = _along(problem, batch)
+    except (RuntimeError, NotImplementedError):
+        return False
+    outputs = problem.outputs(batch.content)
+    if not outputs.requires_grad:
+        return not bool(along.any())
+    generator = torch.Generator().manual_seed(problem.seed)
+    cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
+    pulled = torch.autograd.grad(outputs, problem.tensors, cotangent, allow_unused=True, materialize_grads=True)
+    back = sum(float((g.double() * t.detach().double()).sum()) for g, t in zip(pulled, problem.tensors))
+    products = cotangent.double() * along.double()
+    tolerance = 1e-3 if problem.dtype == torch.float32 else 1e-9
+    return bool(abs(float(products.sum()) - back) <= tolerance * float(products.norm()))
 
 
 def _centred(problem: Problem, scores: Tensor, forward: Tensor, content: Content) -> Tensor:
