@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.batch_sizes import memory_share
+from spiritlevel.data import slice_batch
 from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
 from spiritlevel.losses import Factor
 from spiritlevel.passes.fallback import Fallback
@@ -28,6 +29,8 @@ WANTS = ("diagonal", "rows", "columns", "transposed")
 # sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
 COLUMN_LIMIT = 32
 FOLDS = 8
+# Samples on which a layer's rule is held against autograd.
+TRIED = 16
 # Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
 # cache holds, several times as fast as from memory.
 CHUNK_NUMBERS = 800_000
@@ -137,7 +140,7 @@ def curvature_sweep(
                 sweep.begin(factor)
             graph = look_at(outputs)
             recorder.stop_after_poolings(graph)
-            sweep.choose_rules(outputs, recorder, factor, graph)
+            sweep.choose_rules(batch, outputs, recorder, factor, graph)
             if linearity is not None:
                 linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
             sweep.take(batch, outputs, recorder, factor, weights)
@@ -185,10 +188,10 @@ class _Sweep:
         if not factor.exact:
             self.sample_folds = torch.zeros(self.folds, self.problem.survey.count, dtype=torch.float64)
 
-    def choose_rules(self, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
+    def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
-            covered = _agreeing_layers(self.problem, outputs, recorder, graph)
+            covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
             # On a CPU the transform loops over columns inside convolutions and poolings, and copies at every step.
             together = outputs.is_cuda and recorder.can_be_batched(outputs, factor.columns, covered)
             self._by_graph[graph.signature] = covered, together
@@ -196,6 +199,18 @@ class _Sweep:
         by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
         rest = tuple(name for name in self.problem.parameters if name not in by_rule)
         self.fallback = self._fallbacks.setdefault(rest, Fallback(self.problem, list(rest)))
+
+    def _small(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph) -> tuple[Tensor, Recorder, Graph]:
+        """Return a few samples' outputs, calls and graph, where they go through the same operations as the batch."""
+        if batch.count <= TRIED:
+            return outputs, recorder, graph
+        with Recorder(self.problem) as few:
+            some = self.problem.outputs(slice_batch(batch.content, 0, TRIED))
+        own = look_at(some)
+        if own.signature != graph.signature:
+            return outputs, recorder, graph
+        few.stop_after_poolings(own)
+        return some, few, own
 
     def _empty(self, name: str) -> ParameterSums:
         tensor = self.problem.chosen_parameters[name]
