@@ -188,6 +188,24 @@ def test_strategy_is_chosen_and_said() -> None:
         HessianOperator(problem, strategy="compiled")
 
 
+@pytest.mark.parametrize("name", ["conv2d_strided_padded", "mlp"])
+def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiritlevel.operators.products.TOGETHER", 1)  # one sample at a time
+    monkeypatch.setattr("spiritlevel.operators.products.MOST_TOGETHER", 2)
+    problem = CASES[name].problem()
+    dense, block = Dense(problem).hessian, vectors(problem, 5)
+    for keep in (False, True):
+        operator = HessianOperator(problem, keep_graphs=keep)
+        assert distance(operator @ block, dense @ block) < 1e-12
+        assert operator.products.strategy == "batched"
+        assert distance(operator @ block[:, 0], dense @ block[:, 0]) < 1e-12
+    assert len(operator.products._kept or []) == problem.survey.count
+    coupled = PIECEWISE_LINEAR["batch_norm_1d"].problem(mode="train")
+    operator = HessianOperator(coupled, keep_graphs=True)
+    operator @ vectors(coupled, 5)
+    assert len(operator.products._kept or []) == 2  # the batches themselves
+
+
 def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES["tanh"].problem()
     size, _ = graph_bytes(problem)

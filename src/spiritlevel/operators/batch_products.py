@@ -40,10 +40,13 @@ class BatchProducts(Protocol):
 
 
 class RetainedGraph:
-    """Products from one graph, built once: every vector costs one more backward pass through the gradient's graph."""
+    """Products from one graph, built once: every vector costs one more backward pass through the gradient's graph.
 
-    def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], *, batched: bool = False) -> None:
-        self.problem, self.batch, self.batched = problem, batch, batched
+    ``together`` vectors at most go through it in one pass.
+    """
+
+    def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], *, together: int = 1) -> None:
+        self.problem, self.batch, self.together = problem, batch, together
         self.tensors = [problem.chosen_parameters[name] for name in names]
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
         own = {name: buffer.clone() for name, buffer in problem.model.named_buffers()} or None
@@ -65,18 +68,18 @@ class RetainedGraph:
 
     def hessian(self, blocks: Sequence[Tensor]) -> Parts:
         """Return the batch's part of H v."""
-        return hessian_vectors(self.gradients, self.tensors, blocks, batched=self.batched)
+        return hessian_vectors(self.gradients, self.tensors, blocks, together=self.together)
 
     def push(self, blocks: Sequence[Tensor]) -> Tensor:
         """Return J v, (K, *outputs)."""
-        return push_forward(self.outputs, self.tensors, blocks, batched=self.batched)
+        return push_forward(self.outputs, self.tensors, blocks, together=self.together)
 
     def ggn(self, blocks: Sequence[Tensor]) -> Parts:
         """Return the batch's part of G v = Jᵀ Λ J v."""
         if not self.outputs.requires_grad:
             return [torch.zeros_like(block) for block in blocks]
         curved = curved_outputs(self.problem, self.batch, self.outputs, self.push(blocks), self.shares)
-        return vector_jacobian([self.outputs], self.tensors, [curved], batched=self.batched)
+        return vector_jacobian([self.outputs], self.tensors, [curved], together=self.together)
 
     def own_block(self, position: int, vector: Tensor) -> Tensor:
         """Return the batch's part of H_pp v for one parameter's own block."""

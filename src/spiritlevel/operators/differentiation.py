@@ -1,11 +1,13 @@
 """Second derivatives of one batch by differentiating twice backward: H v, J v, and the pull-back Jᵀ u.
 
 H v differentiates the gradient's graph again.  J v differentiates the pull-back Jᵀ u in u, which exists wherever a
-Hessian product does.  A block of vectors is either looped over or handed to autograd at once (``batched``).
+Hessian product does.  Of a block of vectors at most
+``together`` are handed to autograd at once.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -22,40 +24,38 @@ def gradient_graph(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | Non
 
 
 def vector_jacobian(
-    values: Sequence[Tensor], inputs: Sequence[Tensor], blocks: Sequence[Tensor], *, batched: bool = False
+    values: Sequence[Tensor], inputs: Sequence[Tensor], blocks: Sequence[Tensor], *, together: int = 1
 ) -> Parts:
     """Return Σ_i ∂(values_i · block_i[k])/∂inputs for every k; the graph is retained."""
-    if batched:
-        found = torch.autograd.grad(
-            values, inputs, list(blocks), retain_graph=True, allow_unused=True, is_grads_batched=True
+
+    def pull(*cotangents: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            values, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        count = len(blocks[0])
-        return [
-            torch.zeros((count, *tensor.shape), dtype=tensor.dtype, device=tensor.device) if part is None else part
-            for part, tensor in zip(found, inputs)
-        ]
-    rows = [
-        torch.autograd.grad(
-            values, inputs, [block[k] for block in blocks], retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        for k in range(len(blocks[0]))
-    ]
-    return [torch.stack(parts) for parts in zip(*rows)]
+
+    count = len(blocks[0])
+    if min(together, count) == 1:
+        rows = [pull(*(block[k] for block in blocks)) for k in range(count)]
+        return [torch.stack(parts) for parts in zip(*rows)]
+    groups = -(-count // together)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
+        # Not is_grads_batched, whose older vmap takes every convolution one by one.
+        found = [torch.func.vmap(pull)(*pieces) for pieces in zip(*(block.tensor_split(groups) for block in blocks))]
+    return [torch.cat(parts) for parts in zip(*found)]
 
 
 def hessian_vectors(
-    gradients: Sequence[Tensor | None], tensors: Sequence[Tensor], blocks: Sequence[Tensor], *, batched: bool = False
+    gradients: Sequence[Tensor | None], tensors: Sequence[Tensor], blocks: Sequence[Tensor], *, together: int = 1
 ) -> Parts:
     """Return H v for a block of vectors from the gradient's graph."""
     curved = [(g, block) for g, block in zip(gradients, blocks) if g is not None and g.requires_grad]
     if not curved:  # the loss is linear in these parameters
         return [torch.zeros_like(block) for block in blocks]
-    return vector_jacobian([g for g, _ in curved], tensors, [block for _, block in curved], batched=batched)
+    return vector_jacobian([g for g, _ in curved], tensors, [block for _, block in curved], together=together)
 
 
-def push_forward(
-    outputs: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], *, batched: bool = False
-) -> Tensor:
+def push_forward(outputs: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], *, together: int = 1) -> Tensor:
     """Return J v for a block of vectors, (K, *outputs), by differentiating Jᵀu in u."""
     nothing = torch.zeros((len(blocks[0]), *outputs.shape), dtype=outputs.dtype, device=outputs.device)
     if not outputs.requires_grad:
@@ -65,4 +65,4 @@ def push_forward(
     used = [(part, block) for part, block in zip(pulled, blocks) if part is not None and part.requires_grad]
     if not used:
         return nothing
-    return vector_jacobian([part for part, _ in used], [cotangent], [block for _, block in used], batched=batched)[0]
+    return vector_jacobian([part for part, _ in used], [cotangent], [block for _, block in used], together=together)[0]

@@ -16,7 +16,8 @@ from spiritlevel.problem import Problem
 class Operator:
     """A symmetric matrix known by its products; ``operator @ v`` takes (P,) or (P, K), one sweep over the data each.
 
-    ``strategy`` and ``keep_graphs`` as in `Products`; graphs that are kept belong to this object, until ``release``.
+    ``strategy``, ``keep_graphs`` and ``whole_batches`` as in `Products`; graphs that are kept belong to this object,
+    until ``release``.
     """
 
     def __init__(
@@ -27,11 +28,14 @@ class Operator:
         ggn: bool,
         strategy: Strategy = "auto",
         keep_graphs: bool | None = False,
+        whole_batches: bool = False,
     ) -> None:
         self.problem = problem
         self.names = list(names)
         self._ggn = ggn
-        self.products = Products(problem, self.names, strategy=strategy, keep_graphs=keep_graphs)
+        self.products = Products(
+            problem, self.names, strategy=strategy, keep_graphs=keep_graphs, whole_batches=whole_batches
+        )
         self.size = sum(problem.chosen_parameters[name].numel() for name in self.names)
 
     @property
@@ -116,7 +120,9 @@ class VarianceOperator(Operator):
     """
 
     def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
-        super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
+        super().__init__(
+            problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True
+        )
 
     def matvec(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K): three products with the Hessian of every batch."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from spiritlevel.data import slice_batch
 from spiritlevel.errors import UsageError
 from spiritlevel.operators.batch_products import BatchProducts, ForwardOverReverse, RetainedGraph, hessian_by_forward
 from spiritlevel.operators.differences import Differences
@@ -23,16 +24,20 @@ AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 # Shares of the free memory that a retained graph, or the graphs of all batches, may take.
 GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
 SMALL_GRAPH = 2**21  # bytes
+# Bytes of graph, times vectors, that a CPU works on at once: about what its caches hold.
+TOGETHER = 48 * 2**20
+MOST_TOGETHER = 12  # vectors
 
 
 class Products:
     """Products with the Hessian and the Gauss–Newton matrix over some parameters of a problem.
 
     ``strategy``: "looped" (one retained graph a batch, vector after vector), "batched" (all vectors at once through
-    that graph), "forward" (forward mode over reverse: no retained graph), "compiled" (the same through torch.compile,
-    on a GPU), "auto" (looped on a CPU; batched for small graphs and on a GPU; forward where a graph does not fit, and
-    for convolutions on a GPU).  Where double backward cannot be trusted every strategy gives way to finite differences.
-    ``keep_graphs`` keeps the graphs of all batches alive between sweeps: True, False, or None for where they fit.
+    that graph; on a CPU in pieces of a batch, as many samples and vectors as its caches hold), "forward" (forward mode
+    over reverse: no retained graph), "compiled" (the same through torch.compile, on a GPU), "auto" (batched for blocks
+    of vectors, looped for a few; forward where a graph does not fit).  Where double backward cannot be trusted every
+    strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs of all batches alive between sweeps:
+    True, False, or None for where they fit.  ``whole_batches`` never works on pieces of a batch.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Products:
         *,
         strategy: Strategy = "auto",
         keep_graphs: bool | None = False,
+        whole_batches: bool = False,
     ) -> None:
         if strategy not in get_args(Strategy):
             raise UsageError(f"strategy must be one of {', '.join(get_args(Strategy))}, not {strategy!r}")
@@ -49,6 +55,7 @@ class Products:
             raise UsageError("strategy 'compiled' needs a CUDA device; use 'looped' on a CPU")
         self.problem, self.names = problem, list(names)
         self.asked = strategy
+        self.whole_batches = whole_batches
         self._keep = keep_graphs
         self._kept: list[BatchProducts] | None = None
         self._chosen: str | None = None
@@ -84,19 +91,20 @@ class Products:
         """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data."""
         problem = self.problem
         with problem.session():
-            self._chosen = self.strategy_for(count)
             if self._kept is not None:
                 for done, part in enumerate(self._kept, 1):
                     yield part
                     if problem.progress is not None:
                         problem.progress(what, done * problem.survey.count // len(self._kept), problem.survey.count)
                 return
+            self._chosen = self.strategy_for(count)
             kept: list[BatchProducts] = []
             for batch in problem.batches(what):
-                part = self._made(batch, self.names, self._chosen)
-                yield part
-                if self.keeps_graphs:
-                    kept.append(part)
+                for piece in self._pieces(batch, count):
+                    part = self._made(piece, self.names, self._chosen)
+                    yield part
+                    if self.keeps_graphs:
+                        kept.append(part)
             if self.keeps_graphs:
                 self._kept = kept
 
@@ -143,14 +151,30 @@ class Products:
         free = free_bytes(problem.device)
         if size > GRAPH_SHARE * free and not problem.survey.coupled:
             return ["forward", "looped"]
-        convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in problem.model.modules())
-        if problem.device.type == "cuda" and convolutions and size > SMALL_GRAPH and not problem.survey.coupled:
-            return ["forward", "batched", "looped"]  # a convolution's double backward is slow there
         # A large graph keeps a CPU busy vector by vector; a small one is all overhead, which a block shares.
-        together = problem.device.type == "cuda" or size <= SMALL_GRAPH
+        together = problem.device.type == "cuda" or size <= SMALL_GRAPH or (count >= 4 and self._may_split)
         if together and count > 1 and size * (1 + count / 2) <= GRAPH_SHARE * free:
             return ["batched", "looped"]
         return ["looped"]
+
+    @property
+    def _may_split(self) -> bool:
+        return not self.whole_batches and not self.problem.survey.coupled and self.problem.device.type == "cpu"
+
+    def _pieces(self, batch: Batch, count: int) -> Iterator[Batch]:
+        """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on."""
+        step = batch.count
+        if self._chosen == "batched" and self._may_split:
+            size, batches = graph_bytes(self.problem)
+            of_sample = size * batches / self.problem.survey.count
+            step = max(1, int(TOGETHER / (of_sample * min(count, MOST_TOGETHER))))
+            step = -(-batch.count // -(-batch.count // step))  # pieces of one size
+        if step >= batch.count:
+            yield batch
+            return
+        for start in range(0, batch.count, step):
+            content = slice_batch(batch.content, start, start + step)
+            yield Batch(content, batch.start + start, min(step, batch.count - start))
 
     def _agrees(self, strategy: str) -> bool:
         """Whether a strategy gives the looped one's product of a vector on the first batch; asked once a problem."""
@@ -183,7 +207,7 @@ class Products:
             return ForwardOverReverse(self.problem, batch, names)
         if strategy == "compiled":
             return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
-        return RetainedGraph(self.problem, batch, names, batched=strategy == "batched")
+        return RetainedGraph(self.problem, batch, names, together=MOST_TOGETHER if strategy == "batched" else 1)
 
     def _by_compiled(self, problem: Problem, *arguments: object) -> dict[str, Tensor]:
         """The forward-over-reverse product through torch.compile, which a problem's session otherwise switches off."""
