@@ -77,7 +77,9 @@ def test_layer_blocks_and_train_mode_batch_norm_against_dense(mode: str) -> None
         own = LayerBlock(problem, names)
         piece = block[index]
         assert distance(own @ piece, dense.hessian[index][:, index] @ piece) < 1e-12
-    parts = block_products(problem, ["0.weight", "3.weight"], [block[: 4 * 5, 0], block[: 5 * 4, 1]])
+    parts = block_products(
+        Products(problem, ["0.weight", "3.weight"]), ["0.weight", "3.weight"], [block[: 4 * 5, 0], block[: 5 * 4, 1]]
+    )
     for part, full, column in zip(parts, ("0.weight", "3.weight"), (0, 1)):
         assert distance(part, dense.block(full) @ block[:20, column]) < 1e-12
     for name, value in model.state_dict().items():

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of every weight's own block, all layers advancing together: one sweep a Lanczos step."""
+"""The largest eigenvalue of every weight's own block, from one graph of all layers."""
 
 from __future__ import annotations
 
@@ -24,24 +24,30 @@ def top_eigenvalues(
     """Return {layer: λ_max of its weight's block of the Hessian} with residuals; ``names`` maps layers to weights."""
     sizes = {layer: problem.chosen_parameters[full].numel() for layer, full in names.items()}
     found: dict[str, Estimate] = {}
-    small = [layer for layer in names if sizes[layer] <= DENSE_SIZE]
-    for layer in small:
-        found[layer] = _dense(problem, names[layer])
-    group: list[str] = []
-    for layer in sorted((layer for layer in names if layer not in found), key=lambda name: sizes[name]):
-        if group and sizes[layer] * (len(group) + 1) * steps > BASIS_NUMBERS:
-            found.update(_together(problem, {name: names[name] for name in group}, tolerance, steps, seed))
-            group = []
-        group.append(layer)
-    if group:
-        found.update(_together(problem, {name: names[name] for name in group}, tolerance, steps, seed))
+    # Graphs that stay make a layer's products cost nothing but themselves, so each layer stops where it is done; where
+    # they do not fit, all layers share the sweep that builds them.
+    products = Products(problem, list(dict.fromkeys(names.values())), keep_graphs=None)
+    with problem.session():
+        for layer in names:
+            if sizes[layer] <= DENSE_SIZE:
+                found[layer] = _dense(products, names[layer])
+        group: list[str] = []
+        for layer in sorted((layer for layer in names if layer not in found), key=lambda name: sizes[name]):
+            if group and (products.keeps_graphs or sizes[layer] * (len(group) + 1) * steps > BASIS_NUMBERS):
+                found.update(_together(products, {name: names[name] for name in group}, tolerance, steps, seed))
+                group = []
+            group.append(layer)
+        if group:
+            found.update(_together(products, {name: names[name] for name in group}, tolerance, steps, seed))
+    products.release()
     return {layer: found[layer] for layer in names}
 
 
-def _dense(problem: Problem, full: str) -> Estimate:
+def _dense(products: Products, full: str) -> Estimate:
+    problem = products.problem
     tensor = problem.chosen_parameters[full]
     identity = torch.eye(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    block = block_products(problem, [full] * tensor.numel(), list(identity))
+    block = block_products(products, [full] * tensor.numel(), list(identity))
     matrix = torch.stack(block).double().cpu()
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
     radius = float((matrix - matrix.T).norm()) + 8 * torch.finfo(tensor.dtype).eps * float(values.abs().max())
@@ -59,11 +65,14 @@ def _dense(problem: Problem, full: str) -> Estimate:
     )
 
 
-def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: int, seed: int) -> dict[str, Estimate]:
+def _together(
+    products: Products, names: dict[str, str], tolerance: float, steps: int, seed: int
+) -> dict[str, Estimate]:
     """Run Lanczos on blocks of different sizes at once: column l holds layer l's vector, filled up with zeros.
 
     A product keeps the zeros, so each column's recurrence is that of its own block.
     """
+    problem = products.problem
     fulls = list(names.values())
     sizes = [problem.chosen_parameters[full].numel() for full in fulls]
     start = torch.zeros(max(sizes), len(fulls), dtype=problem.dtype, device=problem.device)
@@ -72,7 +81,7 @@ def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: 
         start[:size, column] = signs[:, 0]
 
     def matvec(columns: Tensor) -> Tensor:
-        parts = block_products(problem, fulls, [columns[:size, c] for c, size in enumerate(sizes)])
+        parts = block_products(products, fulls, [columns[:size, c] for c, size in enumerate(sizes)])
         product = torch.zeros_like(columns)
         for c, part in enumerate(parts):
             product[: sizes[c], c] = part
@@ -103,14 +112,14 @@ def _together(problem: Problem, names: dict[str, str], tolerance: float, steps: 
     return found
 
 
-def block_products(problem: Problem, fulls: list[str], vectors: list[Tensor]) -> list[Tensor]:
+def block_products(products: Products, fulls: list[str], vectors: list[Tensor]) -> list[Tensor]:
     """Return H_pp v for each (parameter, vector) pair, flat, from one graph a batch and one sweep over the data."""
+    problem = products.problem
     tensors = [problem.chosen_parameters[full] for full in fulls]
-    distinct = list(dict.fromkeys(fulls))
     totals = [torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device) for tensor in tensors]
     shaped = [vector.reshape(tensor.shape).to(tensor) for tensor, vector in zip(tensors, vectors)]
-    for part in Products(problem, distinct).sweep(1, "layers' eigenvalues"):
+    for part in products.sweep(1, "layers' eigenvalues"):
         for full, vector, total in zip(fulls, shaped, totals):
-            total += part.own_block(distinct.index(full), vector).detach().reshape(-1)
+            total += part.own_block(products.names.index(full), vector).detach().reshape(-1)
     problem.spent["hessian product"] += len(fulls)
     return [total.to(problem.dtype) for total in totals]
