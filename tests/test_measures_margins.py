@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import spiritlevel as sl
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.losses import CrossEntropy
 from spiritlevel.measures.fisher_rao import fisher_rao_diagonal, fisher_rao_norm
@@ -92,6 +93,16 @@ def test_fisher_rao_norms_equal_their_reference(which):
     layers = found.layers["fisher_rao_diagonal"]
     assert set(layers) == {"0", "2"}
     assert sum(float(part) for part in layers.values()) == pytest.approx(float(found.value), rel=1e-14)
+
+
+def test_the_fisher_diagonal_comes_with_the_curvature_sweep_where_both_are_asked_for():
+    problem = problems()["class weights"]
+    apart = sl.measure(problem, ["fisher_rao_diagonal"])["fisher_rao_diagonal"]
+    problem.spent.clear()
+    together = sl.measure(problem, ["hessian_trace", "fisher_rao_diagonal"])
+    assert together["fisher_rao_diagonal"].value == pytest.approx(apart.value, rel=1e-14)
+    assert together["fisher_rao_diagonal"].passes == 0
+    assert problem.spent["forward"] == 1
 
 
 def huber(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, How, Status
 from spiritlevel.layers import matrix_shape
 from spiritlevel.operators.trust import path_of
-from spiritlevel.passes.curvature import CurvatureSums, ParameterSums, curvature_sweep
+from spiritlevel.passes.curvature import CurvatureSums, ParameterSums, curvature_sweep, fisher_columns
 from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
 
@@ -57,10 +57,14 @@ class Blocks:
         self.tolerance = tolerance
         self.maximum_probes = maximum_probes
         self.coupled = problem.survey.coupled
-        sweep_wants = (wants - {"whole"}) | ({"rows"} if "whole" in wants else set())
+        sweep_wants = (wants - {"whole", "fisher"}) | ({"rows"} if "whole" in wants else set())
         # Samples that influence each other have no factor pass; everything about them is sampled.
         self.sums: CurvatureSums | None = (
-            None if self.coupled else curvature_sweep(problem, frozenset(sweep_wants), seed=seed)
+            None
+            if self.coupled
+            else curvature_sweep(
+                problem, frozenset(sweep_wants), beside=fisher_columns if "fisher" in wants else None, seed=seed
+            )
         )
         self.exact_layers = dict.fromkeys(problem.layers, False) if self.sums is None else self.sums.exact_layers
         self.sampled_names = [

@@ -62,7 +62,10 @@ class Workbench:
 
     @cached_property
     def fisher(self) -> CurvatureSums:
-        """The empirical Fisher information's diagonal."""
+        """The empirical Fisher information's diagonal, from the blocks' sweep where there was one."""
+        blocks = self.__dict__.get("blocks")
+        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
+            return blocks.sums.beside
         return curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
 
     @cached_property

@@ -62,7 +62,7 @@ class Measure:
     invariances: Mapping[str, Answer]
     needs: tuple[str, ...]
     settings: Mapping[str, Any]
-    wants: frozenset[str] = frozenset()  # what of the diagonal blocks it uses: see passes.curvature.WANTS
+    wants: frozenset[str] = frozenset()  # what of the diagonal blocks it uses (passes.curvature.WANTS), or "fisher"
     reference: Callable[..., float] | None = None
     layer_quantities: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()  # "classes": integer labels and class scores; "independent": samples not coupled

@@ -49,6 +49,7 @@ def fisher_rao_norm(radial: RadialStats, *, labels: str = "observed") -> Result:
     cost=Cost(forward=1, column=1),
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
+    wants=("fisher",),
     reference=reference.fisher_rao_diagonal,
     layer_quantities=("fisher_rao_diagonal",),
     requires=("independent",),

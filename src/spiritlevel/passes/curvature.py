@@ -97,6 +97,7 @@ class CurvatureSums:
     columns: int  # backward passes spent on them
     exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
     fallback: tuple[str, ...] = ()  # parameters that went the general way
+    beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
 
 
 def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
@@ -118,15 +119,18 @@ def curvature_sweep(
     wants: frozenset[str] = frozenset(),
     *,
     columns_of: ColumnMaker = gauss_newton_columns,
+    beside: ColumnMaker | None = None,
     verify: bool = True,
     seed: int = 0,
 ) -> CurvatureSums:
     """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too.
 
-    ``seed`` draws the sketches of a factor with too many columns.
+    ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal is
+    summed on the way.
     """
     survey = problem.survey
     sweep = _Sweep(problem, wants)
+    other = None if beside is None else _Sweep(problem, frozenset({"diagonal"}))
     linearity = Linearity(problem) if verify else None
     with problem.session():
         for batch in problem.batches("curvature"):
@@ -144,9 +148,19 @@ def curvature_sweep(
             if linearity is not None:
                 linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
             sweep.take(batch, outputs, recorder, factor, weights)
+            if beside is not None and other is not None:
+                factor = beside(problem, batch, outputs.detach(), seed)
+                if batch.start == 0:
+                    other.begin(factor)
+                other.share_rules(sweep)
+                other.take(batch, outputs, recorder, factor, weights)
     problem.spent["forward"] += 1
     problem.spent["column"] += sweep.column_count
-    return sweep.result(linearity)
+    found = sweep.result(linearity)
+    if other is not None:
+        problem.spent["column"] += other.column_count
+        found.beside = other.result(None)
+    return found
 
 
 class _Sweep:
@@ -211,6 +225,11 @@ class _Sweep:
             return outputs, recorder, graph
         few.stop_after_poolings(own)
         return some, few, own
+
+    def share_rules(self, other: _Sweep) -> None:
+        """Go by the rules another sweep has chosen for the same batch."""
+        self.covered, self.batched, self.fallback = other.covered, other.batched, other.fallback
+        self._fallbacks = other._fallbacks
 
     def _empty(self, name: str) -> ParameterSums:
         tensor = self.problem.chosen_parameters[name]
