@@ -11,7 +11,14 @@ from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, How, Status
 from spiritlevel.layers import matrix_shape
 from spiritlevel.operators.trust import path_of
-from spiritlevel.passes.curvature import CurvatureSums, ParameterSums, curvature_sweep, fisher_columns
+from spiritlevel.passes.curvature import (
+    CurvatureSums,
+    ParameterSums,
+    curvature_sweep,
+    fisher_columns,
+    moments_over_data,
+    stderr_over_data,
+)
 from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
 
@@ -168,12 +175,10 @@ class Blocks:
         )
 
     def _data_error(self) -> float | None:
-        from spiritlevel.passes.curvature import Moments
-
         assert self.sums is not None
-        moments = Moments()
-        moments.add(self.sums.sample_traces, self.problem.survey.weights)
-        return moments.stderr
+        weights = self.problem.survey.weights
+        spread = stderr_over_data(moments_over_data(self.sums.sample_traces, weights), weights)
+        return None if spread is None else float(spread)
 
     def _fold_total(self, names: list[str], field: str) -> Tensor:
         if self.sums is None:
@@ -198,7 +203,7 @@ class Blocks:
         """Return the trace of one layer's block, all of its parameters together."""
         estimate = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
         if estimate.how == "exact" and self.sums is not None:
-            return Estimate(**{**vars(estimate), "stderr_data": self.sums.layer_moments[layer].stderr})
+            return Estimate(**{**vars(estimate), "stderr_data": self.sums.layer_stderr[layer]})
         return estimate
 
     def weight_trace(self, layer: str) -> Estimate:

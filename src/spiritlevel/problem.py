@@ -142,6 +142,7 @@ class Problem:
         self._forward = Forward(self.model, forward)
         self._session_depth = 0
         self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
+        self._doubts: list[Tensor] = []  # whether a batch of the present sweep disagreed with the first one
         self.progress: ProgressHook | None = None
 
     def on_network(self, model: nn.Module) -> Problem:
@@ -151,13 +152,14 @@ class Problem:
         if missing:
             raise SpiritlevelError(f"the other network has no parameter {missing[0]!r}, so it is not the same problem")
         other = copy.copy(self)
-        for name in ("survey", "layers", "weights", "_read"):  # found out anew on the other network
+        for name in ("survey", "layers", "weights", "_read", "_expected_losses"):  # found out anew on the other network
             other.__dict__.pop(name, None)
         other.model = model
         other.chosen_parameters = {name: own[name] for name in self.parameters}
         other._forward = Forward(model, self.forward_function)
         other._session_depth = 0
         other.spent = Counter()
+        other._doubts = []
         other.notes = list(self.notes)
         return other
 
@@ -312,6 +314,11 @@ class Problem:
             start += count
             if self.progress is not None and what:
                 self.progress(what, start, total)
+        if self._doubts:
+            differ = bool(torch.stack(self._doubts).any())
+            self._doubts.clear()
+            if differ:
+                raise SpiritlevelError(self.disagreement())
         if start == 0:
             raise SpiritlevelError("the data is empty: there is no sample to measure on")
         if total and start != total:
@@ -340,13 +347,25 @@ class Problem:
 
     def agrees(self, batch: Batch, losses: Tensor) -> None:
         """Refuse to go on where a sweep sees other losses than the first one did."""
-        first = self.survey.losses[batch.start : batch.start + batch.count]
-        now = losses.detach().double().cpu()
-        tolerance = 1e-3 if self.dtype == torch.float32 else 1e-7
-        scale = first.abs().clamp(min=float(self.survey.losses.abs().mean()) + 1e-12)
-        rounding = 8 * torch.finfo(self.dtype).eps  # what a tiny loss, a difference of logits, is known to
-        if len(first) != len(now) or bool(((now - first).abs() > tolerance * scale + rounding).any()):
+        losses = losses.detach().double()
+        place = slice(batch.start, batch.start + batch.count)
+        expected, allowed = (known[place] for known in self._expected_losses)
+        if len(expected) != len(losses):
             raise SpiritlevelError(self.disagreement())
+        differs = ((losses - expected).abs() > allowed).any()
+        if differs.is_cuda:
+            self._doubts.append(differs)  # looked at when the sweep ends, so that nothing waits for the answer
+        elif bool(differs):
+            raise SpiritlevelError(self.disagreement())
+
+    @cached_property
+    def _expected_losses(self) -> tuple[Tensor, Tensor]:
+        """Each sample's loss in the first sweep, and how far a later one may be from it."""
+        first = self.survey.losses
+        tolerance = 1e-3 if self.dtype == torch.float32 else 1e-7
+        rounding = 8 * torch.finfo(self.dtype).eps  # what a tiny loss, a difference of logits, is known to
+        allowed = tolerance * first.abs().clamp(min=float(first.abs().mean()) + 1e-12) + rounding
+        return first.to(self.device), allowed.to(self.device)
 
     def disagreement(self) -> str:
         """Say why two sweeps over the same data may differ here."""

@@ -52,36 +52,21 @@ class ParameterSums:
     transposed: Tensor | None = None  # (F,): relative flatness
 
 
-@dataclass
-class Moments:
-    """Running sums of a weighted mean over samples, for its standard error over the data."""
+def moments_over_data(values: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w t, Σ w² t and Σ w² t² of values (..., B), stacked first: what batches add up."""
+    squared = weights.square()
+    return torch.stack([values @ weights, values @ squared, values.square() @ squared])
 
-    weight: float = 0.0
-    weight_squared: float = 0.0
-    first: float = 0.0  # Σ w t
-    squares: tuple[float, float] = (0.0, 0.0)  # Σ w² t, Σ w² t²
-    count: int = 0
 
-    def add(self, values: Tensor, weights: Tensor) -> None:
-        """Take in the values of some samples."""
-        squared = weights.square()
-        self.weight += float(weights.sum())
-        self.weight_squared += float(squared.sum())
-        self.first += float((weights * values).sum())
-        self.squares = (
-            self.squares[0] + float((squared * values).sum()),
-            self.squares[1] + float((squared * values.square()).sum()),
-        )
-        self.count += int((weights > 0).sum())
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of Σ w t / Σ w over samples, None for fewer than two."""
-        if self.count < 2 or self.weight <= 0:
-            return None
-        mean = self.first / self.weight
-        spread = self.squares[1] - 2 * mean * self.squares[0] + mean**2 * self.weight_squared
-        return math.sqrt(max(spread, 0.0) * self.count / (self.count - 1)) / self.weight
+def stderr_over_data(moments: Tensor, weights: Tensor) -> Tensor | None:
+    """Return the standard error of Σ w t / Σ w from the moments over all samples, None for fewer than two."""
+    first, second, third = moments
+    count, total = int((weights > 0).sum()), float(weights.sum())
+    if count < 2 or total <= 0:
+        return None
+    mean = first / total
+    spread = third - 2 * mean * second + mean.square() * float(weights.square().sum())
+    return (spread.clamp(min=0) * count / (count - 1)).sqrt() / total
 
 
 @dataclass
@@ -90,7 +75,7 @@ class CurvatureSums:
 
     wants: frozenset[str]
     parameters: dict[str, ParameterSums]
-    layer_moments: dict[str, Moments]
+    layer_stderr: dict[str, float | None]  # of each layer's trace over the data
     sample_traces: Tensor  # (N,) float64
     sample_folds: Tensor | None  # (F, N): independent estimates of them, where the columns were sketched
     exact_columns: bool  # the factor's columns were used one by one
@@ -128,7 +113,6 @@ def curvature_sweep(
     ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal is
     summed on the way.
     """
-    survey = problem.survey
     sweep = _Sweep(problem, wants)
     other = None if beside is None else _Sweep(problem, frozenset({"diagonal"}))
     linearity = Linearity(problem) if verify else None
@@ -139,7 +123,6 @@ def curvature_sweep(
             losses, _ = problem.loss.per_sample(outputs.detach(), batch.content)
             problem.agrees(batch, losses)
             factor = columns_of(problem, batch, outputs.detach(), seed)
-            weights = survey.weights[batch.start : batch.start + batch.count]
             if batch.start == 0:
                 sweep.begin(factor)
             graph = look_at(outputs)
@@ -147,13 +130,13 @@ def curvature_sweep(
             sweep.choose_rules(batch, outputs, recorder, factor, graph)
             if linearity is not None:
                 linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
-            sweep.take(batch, outputs, recorder, factor, weights)
+            sweep.take(batch, outputs, recorder, factor)
             if beside is not None and other is not None:
                 factor = beside(problem, batch, outputs.detach(), seed)
                 if batch.start == 0:
                     other.begin(factor)
                 other.share_rules(sweep)
-                other.take(batch, outputs, recorder, factor, weights)
+                other.take(batch, outputs, recorder, factor)
     problem.spent["forward"] += 1
     problem.spent["column"] += sweep.column_count
     found = sweep.result(linearity)
@@ -188,8 +171,11 @@ class _Sweep:
         if problem.device.type == "cuda":
             self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
         self.sums: dict[str, ParameterSums] = {}
-        self.moments = {name: Moments() for name in problem.layers}
-        self.sample_traces = torch.zeros(problem.survey.count, dtype=torch.float64)
+        # What follows stays where the work is done until the sweep ends: a GPU waits for nothing in between.
+        self.weights = problem.survey.weights.to(problem.device)
+        self.layer_names = list(problem.layers)
+        self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
+        self.sample_traces = torch.zeros_like(self.weights)
         self.sample_folds: Tensor | None = None  # (F, N): each fold's estimate, where the columns are sketched
 
     def begin(self, factor: Factor) -> None:
@@ -200,7 +186,7 @@ class _Sweep:
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
         if not factor.exact:
-            self.sample_folds = torch.zeros(self.folds, self.problem.survey.count, dtype=torch.float64)
+            self.sample_folds = self.weights.new_zeros(self.folds, len(self.weights))
 
     def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
@@ -251,28 +237,24 @@ class _Sweep:
                 sums.transposed = zeros()
         return sums
 
-    def take(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, weights: Tensor) -> None:
+    def take(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
         """Add one batch to the sums."""
-        share = (weights / self.problem.survey.total_weight).to(outputs.device, torch.float64)
-        traces = {
-            name: torch.zeros(batch.count, dtype=torch.float64, device=outputs.device) for name in self.problem.layers
-        }
+        place = slice(batch.start, batch.start + batch.count)
+        weights = self.weights[place]
+        share = weights / self.problem.survey.total_weight
+        traces = weights.new_zeros(len(self.layer_names), batch.count)
         for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
             own = signs[:, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
             coefficients = own * share[part] * (self.folds / factor.draws)
             norms = self._add(self.sums[full], full, fold, gradients, coefficients)
             own_traces = (own * norms).sum(0) / factor.draws
-            traces[self.owner[full].name][part] += own_traces
+            traces[self.layer_names.index(self.owner[full].name), part] += own_traces
             if self.sample_folds is not None:
                 first = batch.start + part.start
-                self.sample_folds[fold, first : first + len(own_traces)] += self.folds * own_traces.cpu()
-        total = torch.zeros(batch.count, dtype=torch.float64)
-        for name, values in traces.items():
-            values = values.cpu()
-            self.moments[name].add(values, weights)
-            total += values
-        self.sample_traces[batch.start : batch.start + batch.count] = total
+                self.sample_folds[fold, first : first + len(own_traces)] += self.folds * own_traces
+        self.moments += moments_over_data(traces, weights)
+        self.sample_traces[place] = traces.sum(0)
 
     def _pieces(
         self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
@@ -338,12 +320,14 @@ class _Sweep:
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
         """Return the finished sums."""
+        spread = stderr_over_data(self.moments, self.weights)
+        stderr = [None] * len(self.layer_names) if spread is None else spread.tolist()
         return CurvatureSums(
             wants=self.wants,
             parameters=self.sums,
-            layer_moments=self.moments,
-            sample_traces=self.sample_traces,
-            sample_folds=self.sample_folds,
+            layer_stderr=dict(zip(self.layer_names, stderr)),
+            sample_traces=self.sample_traces.cpu(),
+            sample_folds=None if self.sample_folds is None else self.sample_folds.cpu(),
             exact_columns=self.exact_columns,
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
