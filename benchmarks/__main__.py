@@ -17,8 +17,8 @@ from benchmarks.timing import Work, measure
 
 # Samples of each work.  A GPU gets data worth its while, and no peer to wait for.
 FULL = {
-    "trace": 256, "probes": 50, "lenet5": 512, "fcnbn": 256, "resnet18": 32, "peer_samples": 4, "layers": 256,
-    "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 500,
+    "trace": 1024, "probes": 20, "lenet5": 2048, "fcnbn": 1024, "resnet18": 128, "peer_samples": 4, "layers": 256,
+    "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 10_000,
 }  # fmt: skip
 QUICK = {
     "trace": 64, "probes": 8, "lenet5": 64, "fcnbn": 64, "resnet18": 8, "peer_samples": 1, "layers": 64,
@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=None, help="rounds (default 5, with --quick 3)")
     parser.add_argument("--papers-samples", type=int, default=None, help="images for the papers' measures")
+    parser.add_argument("--update", action="store_true", help="replace these works in the stored results and the page")
     parser.add_argument("--output", type=Path, default=None, help="where the results go, as JSON")
     asked = parser.parse_args(arguments)
 
@@ -83,12 +84,15 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"  ({time.perf_counter() - began:.0f} s)")
     say(f"All in {time.perf_counter() - start:.0f} s.")
 
-    whole = not asked.quick and asked.works is None
-    output = asked.output or (tables.RESULTS / f"{device.type}.json" if whole else None)
+    stored = tables.RESULTS / f"{device.type}.json"
+    kept = not asked.quick and (asked.works is None or asked.update)
+    if asked.update and stored.exists():
+        result = tables.merged(json.loads(stored.read_text(encoding="utf-8")), result, [*every])
+    output = asked.output or (stored if kept else None)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(result, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-    if whole:
+    if kept and output == stored:
         tables.write_page(tables.stored())
     print(tables.section(result))
 

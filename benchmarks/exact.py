@@ -19,12 +19,13 @@ def doubled(model: nn.Module, data: Data) -> tuple[nn.Module, Data]:
     return copy.deepcopy(model).double(), (data[0].double(), data[1])
 
 
-def diagonals(model: nn.Module, data: Data, chunk: int = 4) -> tuple[Tensor, Tensor]:
+def diagonals(model: nn.Module, data: Data, chunk: int | None = None) -> tuple[Tensor, Tensor]:
     """Return (diagonal of the Hessian (P,), each sample's trace (N,)) of a piecewise-linear network.
 
     Its diagonal is the Gauss–Newton matrix's, Σ_c p_c J_c² - (Σ_c p_c J_c)² from each sample's Jacobian.
     """
     model, (x, y) = doubled(model, data)
+    chunk = chunk or (64 if x.is_cuda else 4)
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import number, spread
+from benchmarks.timing import number, spread, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -42,6 +41,15 @@ def stored(folder: Path = RESULTS) -> list[dict[str, Any]]:
     return sorted(found, key=lambda result: result["machine"]["device"] != "CPU")
 
 
+def merged(before: dict[str, Any], now: dict[str, Any], order: list[str]) -> dict[str, Any]:
+    """Return earlier results with those of now in their places; both must come from one machine."""
+    if before["machine"] != now["machine"]:
+        raise SystemExit("the stored results come from another machine or other versions; run all works anew")
+    works = {work["name"]: work for work in [*before["works"], *now["works"]]}
+    found = {**before, "works": [works[name] for name in order if name in works]}
+    return {**found, "growth": now["growth"]} if now.get("growth") else found
+
+
 def section(result: dict[str, Any]) -> str:
     """Return one machine's part of the page."""
     machine = result["machine"]
@@ -71,7 +79,7 @@ def _table(work: dict[str, Any], on_gpu: bool) -> list[str]:
     for position, row in enumerate(work["rows"]):
         cells = [
             row["name"],
-            "1" if position == 0 else spread(row["ratios"]) + _verdict(row, work["targets"]),
+            "1" if position == 0 else spread(row["ratios"]),
             spread(row["passes"]),
             number(row["error"]),
             row["note"],
@@ -81,15 +89,12 @@ def _table(work: dict[str, Any], on_gpu: bool) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", f"Error: {work['error_meaning']}. Medians of {work['repeats']} rounds."]
     lines += [f"{name} has no row: {reason}." for name, reason in work["unavailable"].items()]
+    for words, met in verdicts(work):
+        lines += ["", f"Wanted: {words}. {'Met.' if met else '**Missed.**'}"]
+    if work.get("profile"):
+        shares = ", ".join(f"`{name}` {share:.0%}" for name, share in work["profile"])
+        lines += ["", f"Where our time goes, by operation: {shares}."]
     return lines
-
-
-def _verdict(row: dict[str, Any], targets: dict[str, float]) -> str:
-    if row["name"] not in targets:
-        return ""
-    wanted = targets[row["name"]]
-    met = statistics.median(row["ratios"]) >= wanted
-    return f", wanted {number(wanted)}: {'met' if met else 'missed'}"
 
 
 def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:

@@ -36,6 +36,8 @@ class Work:
     targets: dict[str, float] = field(default_factory=dict)  # contender -> times slower than ours, at least
     unavailable: dict[str, str] = field(default_factory=dict)  # contender -> why it has no row
     error_meaning: str = "relative error"
+    limits: dict[str, float] = field(default_factory=dict)  # "passes" or "seconds" -> the most that ours may take
+    profiled: bool = True  # a run of minutes leaves too long a trace
 
 
 @dataclass
@@ -94,16 +96,53 @@ def measure(work: Work, repeats: int, device: torch.device, say: Callable[[str],
         say(f"  {row.name}: {spread(row.ratios)}x ours, {spread(row.passes)} gradient passes, error {row.error:.1e}")
     for name, reason in unavailable.items():
         say(f"  {name}: {reason}")
-    return {
+    found = {
         "name": work.name,
         "title": work.title,
         "error_meaning": work.error_meaning,
         "repeats": repeats,
         "unit_seconds": unit,
         "targets": work.targets,
+        "limits": work.limits,
         "unavailable": unavailable,
         "rows": [vars(row) for row in rows],
     }
+    if work.profiled and rows and any(not met for _, met in verdicts(found)):
+        found["profile"] = profile(work.contenders[0].run, device)
+    return found
+
+
+def verdicts(found: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Return each target in words, with whether the medians meet it."""
+    by_name = {row["name"]: row for row in found["rows"]}
+    against = [
+        (f"at least {number(wanted)} times as fast as {name}", statistics.median(by_name[name]["ratios"]) >= wanted)
+        for name, wanted in found["targets"].items()
+        if name in by_name
+    ]
+    units = {"passes": "gradient passes", "seconds": "s"}
+    alone = [
+        (f"at most {number(most)} {units[kind]}", statistics.median(found["rows"][0][kind]) <= most)
+        for kind, most in found["limits"].items()
+    ]
+    return against + alone
+
+
+def profile(run: Callable[[], Any], device: torch.device, lines: int = 8) -> list[tuple[str, float]]:
+    """Return the operations that take the most time of a run, each with its share of all operations' time."""
+    on_gpu = device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=activities) as record:
+        run()
+        synchronise(device)
+    own = {
+        event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        for event in record.key_averages()
+        if event.key.startswith("aten::")
+    }
+    total = sum(own.values()) or 1.0
+    largest = sorted(own.items(), key=lambda pair: -pair[1])[:lines]
+    return [(name.removeprefix("aten::"), spent / total) for name, spent in largest]
 
 
 def spread(values: Sequence[float]) -> str:

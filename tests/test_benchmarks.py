@@ -84,6 +84,7 @@ def test_a_wrong_answer_shows_beside_its_speed_and_a_failure_becomes_a_reason(sm
             Contender("refuses", refuses, error),
         ],
         targets={"twice": 1e9},
+        limits={"passes": 1e9},
     )
     found = measure(work, 2, CPU, lambda line: None)
     ours, twice = found["rows"]
@@ -93,7 +94,9 @@ def test_a_wrong_answer_shows_beside_its_speed_and_a_failure_becomes_a_reason(sm
     assert len(twice["seconds"]) == 2
     assert "no rule for this layer" in found["unavailable"]["refuses"]
     page = tables.section({"machine": _machine("CPU"), "works": [found]})
-    assert "wanted 1.0e+09: missed" in page
+    assert "Wanted: at least 1.0e+09 times as fast as twice. **Missed.**" in page
+    assert "Wanted: at most 1.0e+09 gradient passes. Met." in page
+    assert "Where our time goes" in page and 0 < sum(share for _, share in found["profile"]) <= 1
     assert "refuses has no row: RuntimeError: no rule for this layer" in page
     assert "seconds" not in page
     assert "| seconds |" in tables.section({"machine": _machine("A GPU"), "works": [found]})
@@ -119,6 +122,15 @@ def test_the_page_holds_every_machine_and_says_what_was_missing(tmp_path):
     assert "Not installed: Other." in text
     assert "1.00, 2.00 | 1.00 | 3, 3 | 0.00 |" in text
     assert list(page.parent.iterdir()) == [page]
+
+
+def test_works_run_again_take_their_places_among_those_kept():
+    before = {"machine": _machine("CPU"), "works": [{"name": "a", "v": 1}, {"name": "b", "v": 1}], "growth": []}
+    now = {"machine": _machine("CPU"), "works": [{"name": "c", "v": 2}, {"name": "a", "v": 2}]}
+    found = tables.merged(before, now, ["c", "a", "b"])
+    assert [(work["name"], work["v"]) for work in found["works"]] == [("c", 2), ("a", 2), ("b", 1)]
+    with pytest.raises(SystemExit, match="another machine"):
+        tables.merged(before, {**now, "machine": _machine("A GPU")}, [])
 
 
 def test_the_best_setting_is_the_fastest_whose_answer_is_accepted():
