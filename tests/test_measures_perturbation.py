@@ -490,7 +490,7 @@ def test_feature_robustness_uses_the_layer_called_last_and_refuses_others() -> N
 def test_the_last_layer_alone_gives_the_losses_gradients_and_products_of_the_whole_network() -> None:
     problem = features_problem(3, features=4, fit=False)
     name = "2.weight"
-    head = HeadLoss.of(problem, "2", name)
+    head = HeadLoss.of(problem, name)
     assert head is not None
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(3, 4, generator=generator, dtype=FLOAT) for _ in range(3)]
@@ -503,7 +503,7 @@ def test_the_last_layer_alone_gives_the_losses_gradients_and_products_of_the_who
             assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
     block = torch.randn(12, 2, generator=generator, dtype=FLOAT)
     assert torch.allclose(head.matvec(block), Dense(problem).block(name) @ block, rtol=1e-10, atol=1e-13)
-    assert HeadLoss.of(problem, "0", "0.weight") is None
+    assert HeadLoss.of(problem, "0.weight") is None
 
 
 def test_features_of_a_last_weight_that_is_used_elsewhere_too_move_alone() -> None:

@@ -66,7 +66,7 @@ def feature_robustness(
     count = problem.survey.count
     before = sum(problem.spent.values())
     parameter = problem.weights[name]
-    moves = _Moves(problem, HeadLoss.of(problem, name, parameter) or perturbed, parameter, delta)
+    moves = _Moves(problem, HeadLoss.of(problem, parameter) or perturbed, parameter, delta)
     bound, sharpest = _bound(problem, moves, seed)
     # Where the gradient points, both ways along the sharpest direction, and at random.
     starts = [_polar(moves.first), _polar(sharpest), -_polar(sharpest)]

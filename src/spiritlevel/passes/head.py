@@ -88,8 +88,9 @@ class HeadLoss:
         self.size = self.weight.numel()
 
     @classmethod
-    def of(cls, problem: Problem, layer: str, parameter: str) -> HeadLoss | None:
-        """Return the loss over this layer's weight; None where the layer is no head or its inputs are too many."""
+    def of(cls, problem: Problem, parameter: str) -> HeadLoss | None:
+        """Return the loss over this weight; None where its layer is no head or the layer's inputs are too many."""
+        layer = parameter.rpartition(".")[0]  # "" where the model is the layer
         module = problem.model.get_submodule(layer)
         if not isinstance(module, nn.Linear) or problem.survey.coupled:
             return None
