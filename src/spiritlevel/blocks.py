@@ -19,7 +19,7 @@ from spiritlevel.passes.curvature import (
     moments_over_data,
     stderr_over_data,
 )
-from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
+from spiritlevel.passes.remainder import PARTS, SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
 
 TOLERANCE = 0.05
@@ -137,16 +137,18 @@ class Blocks:
         groups, outputs, inputs, _ = matrix_shape(module, tensor)
         return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
 
-    def _labels(self, layers: list[str], kind: str) -> tuple[How, bool, Status, str]:
-        """Say how a value over some layers was obtained."""
+    def _labels(self, layers: list[str], kind: str, *, parts: bool = False) -> tuple[How, bool, Status, str]:
+        """Say how a value over some layers was obtained: a sum, or its ``parts`` one by one."""
         exact_columns = self.sums is not None and self.sums.exact_columns
         if exact_columns and all(self.exact_layers[name] for name in layers):
             return "exact", True, "ok", ""
         form = self._forms.get(kind)
         if form is None:
             return "estimated", False, "ok", ""
-        shortfall = f"the standard error is above {self.tolerance:.0%} of the value after {form.probes} probes"
-        return "estimated", False, *path_of(self.problem).verdict(form.met, shortfall)
+        met = form.parts_met if parts and form.parts else form.met
+        tolerance = PARTS * self.tolerance if parts and form.parts else self.tolerance
+        shortfall = f"the standard error is above {tolerance:.0%} of the value after {form.probes} probes"
+        return "estimated", False, *path_of(self.problem).verdict(met, shortfall)
 
     def _layer_of(self, full: str) -> str:
         return next(name for name, layer in self.problem.layers.items() if full in layer.parameters.values())
@@ -266,20 +268,15 @@ class Blocks:
         form = self._form(kind) if full in self.sampled_names else None
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
+        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
         return Estimate(
-            float(parts.value.sum()),
-            variance**0.5,
-            None,
-            how=parts.how,
-            verified=parts.verified,
-            status=parts.status,
-            reason=parts.reason,
+            float(parts.value.sum()), variance**0.5, None, how=how, verified=verified, status=status, reason=reason
         )
 
     def _parts(self, full: str, kind: str) -> TensorEstimate:
         base = self._base(full, kind)
         form = self._form(kind) if full in self.sampled_names else None
-        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
+        how, verified, status, reason = self._labels([self._layer_of(full)], kind, parts=True)
         value = base.mean(0)
         stderr = torch.zeros_like(value)
         halves = None

@@ -23,6 +23,9 @@ from spiritlevel.problem import Problem
 KINDS = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
 SMALL_SHARE = 0.02
+# Entries, rows and columns, all together, are held to this many tolerances: their errors are reported one by one, and
+# cost with the square of what is asked, long after every sum is known.
+PARTS = 2.0
 
 
 @dataclass
@@ -77,7 +80,8 @@ class SampledForm:
     layers: dict[str, Running]  # layer -> summed over its parameters
     network: Running  # summed over all parameters
     probes: int = 0
-    met: bool = True  # the tolerance was reached within the budget
+    met: bool = True  # the sums reached the tolerance within the budget
+    parts_met: bool = True  # and so did the parts
 
 
 def sample_remainder(
@@ -94,6 +98,8 @@ def sample_remainder(
     minimum: int = 2 * BLOCK,
 ) -> SampledForm:
     """Sample a quadratic form of R over ``names`` until its sums are known to ``tolerance`` of their own value.
+
+    Parts that are kept are known, in norm, to twice that.
 
     ``base`` holds the Gauss–Newton part of each parameter, entry by entry where ``keep_parts``: the tolerance refers to
     what is reported, that part with R added.  With ``subtract_ggn`` False the form is of H itself.
@@ -129,9 +135,10 @@ def sample_remainder(
             form.layers[layer].add(torch.stack([totals[name] for name in own]).sum(0))
         form.network.add(torch.stack(list(totals.values())).sum(0))
         form.probes += count
-        if form.probes >= minimum and _settled(form, base, groups, tolerance):
-            return form
-    form.met = _settled(form, base, groups, tolerance)
+        form.met = _sums_settled(form, base, groups, tolerance)
+        form.parts_met = _parts_settled(form, base, PARTS * tolerance)
+        if form.probes >= minimum and form.met and form.parts_met:
+            break
     return form
 
 
@@ -142,7 +149,7 @@ def _by_layer(problem: Problem, names: list[str]) -> dict[str, list[str]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def _settled(
+def _sums_settled(
     form: SampledForm, base: Mapping[str, Tensor], groups: list[tuple[list[str], Running]], tolerance: float
 ) -> bool:
     """Whether the sums are within tolerance by their standard errors (never by how little a running mean moved).
@@ -157,6 +164,11 @@ def _settled(
         own = sum(float(base[name].sum()) for name in names) + float(sampled.mean)
         if float(sampled.stderr) > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
             return False
+    return True
+
+
+def _parts_settled(form: SampledForm, base: Mapping[str, Tensor], tolerance: float) -> bool:
+    """Whether the parts, as one long vector, are within tolerance of its length by their standard errors."""
     errors = sum(float(running.stderr.square().sum()) for running in form.parts.values())
     squares = sum(float((base[name].to(r.mean) + r.mean).square().sum()) for name, r in form.parts.items())
     return errors <= tolerance**2 * squares
