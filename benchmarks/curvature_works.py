@@ -38,6 +38,11 @@ def trace_and_diagonal(device: torch.device, samples: int, probes: int) -> Work:
         contenders.append(
             Contender("BackPACK DiagGGNExact", run, lambda d: relative(d, exact), f"exact for this network; {name}")
         )
+    if peers.installed("nngeometry"):
+        sizes = [size for size in BACKPACK_BATCHES if size <= samples]
+        by_size = {f"batches of {b}": functools.partial(peers.nngeometry_diagonal, model, data, b) for b in sizes}
+        name, run = best_setting(by_size, device)
+        contenders.append(Contender("nngeometry FIM diagonal", run, lambda d: relative(d, exact), name))
     if peers.installed("curvlinops"):
         contenders += _curvlinops_estimates(model, data, exact, probes)
     if peers.installed("pyhessian"):
@@ -138,7 +143,7 @@ def sample_traces(
         return relative(found, exact)
 
     contenders = [Contender("Spiritlevel", ours, error_in_norm, "exact")]
-    unavailable = peers.missing()
+    unavailable = {name: why for name, why in peers.missing().items() if name not in ("curvlinops", "nngeometry")}
     if peers.installed("backpack"):
         convert = name == "resnet18"
         try:

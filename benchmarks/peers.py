@@ -24,7 +24,9 @@ def installed(module: str) -> bool:
 
 def missing() -> dict[str, str]:
     """Return the peers that are not installed, with what to say of each."""
-    modules = {"PyHessian": "pyhessian", "curvlinops": "curvlinops", "BackPACK": "backpack"}
+    modules = {
+        "PyHessian": "pyhessian", "curvlinops": "curvlinops", "BackPACK": "backpack", "nngeometry": "nngeometry",
+    }  # fmt: skip
     return {name: "not installed here" for name, module in modules.items() if not installed(module)}
 
 
@@ -155,3 +157,17 @@ class BackPack:
                 for parameters in self._passes(batch_size, BatchDiagGGNExact())
             ]
         )
+
+
+# --- nngeometry ----------------------------------------------------------------------------------------------------
+
+
+def nngeometry_diagonal(model: nn.Module, data: Data, batch_size: int) -> Tensor:
+    """Return the diagonal of the Fisher information of the model's own predictions: the Gauss–Newton matrix's, (P,)."""
+    from nngeometry.metrics import FIM
+    from nngeometry.object import PMatDiag
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(*data), batch_size=batch_size)
+    fisher = FIM(model=model, loader=loader, representation=PMatDiag, device=str(data[0].device))
+    return fisher.get_diag()

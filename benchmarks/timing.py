@@ -156,7 +156,7 @@ def spread(values: Sequence[float]) -> str:
 def number(value: float) -> str:
     """Write a number with about three figures."""
     if not math.isfinite(value):
-        return "–"
+        return "not a number" if math.isnan(value) else "–"
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))
