@@ -350,7 +350,7 @@ def test_no_more_passes_are_spent_than_declared(name: str) -> None:
     words = {
         "outputs - 1": 2,
         "layers × Lanczos steps": 100 * len(problem.weights),
-        "probes × steps": settings.get("max_probes", 0) * settings.get("steps", 0),
+        "the top pairs and probes": 10 * problem.size + settings.get("max_probes", 0),
         "until the residual is met": 10 * problem.size,
         "until the residuals are met": 10 * problem.size,
     }

@@ -112,7 +112,8 @@ def measure(
                 values[own.name]["tolerance"] = tolerance
     target = as_problem(problem, data, **options)
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
-    bench = Workbench(target, wants, seed=seed, tolerance=tolerance)
+    pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
+    bench = Workbench(target, wants, seed=seed, tolerance=tolerance, eigenpairs=pairs)
     start = time.perf_counter()
     results: dict[str, Result] = {}
     interrupted = False

@@ -17,9 +17,9 @@ from spiritlevel.problem import Problem
 
 # Typical lengths of the adaptive parts, for the estimate only: each stops by its own error or residual.
 TYPICAL_LANCZOS_STEPS = 20
-TYPICAL_EIGEN_PRODUCTS = 60
+TYPICAL_EIGEN_PRODUCTS = 40
 # Cost of one sweep of each kind in gradient passes, about.
-WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 2.0}
+WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _sweeps(
     words = {
         "outputs - 1": float(columns),
         "layers × Lanczos steps": float(len(problem.weights) * TYPICAL_LANCZOS_STEPS),
-        "probes × steps": float(settings.get("probes", 8) * settings.get("steps", 10)),
+        "the top pairs and probes": float(TYPICAL_EIGEN_PRODUCTS + settings.get("probes", 8)),
     }
     found = {}
     for kind in WEIGHT:
@@ -140,4 +140,4 @@ def _sweeps(
 
 
 def _basis_vectors(own: Measure) -> int:
-    return 36 if "eigen" in own.needs else 80 if own.name == "hessian_frobenius" else 0
+    return 36 if "eigen" in own.needs else 0

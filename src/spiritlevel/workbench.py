@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -29,13 +30,15 @@ class Workbench:
         seed: int = 0,
         tolerance: float | None = None,
         maximum_probes: int = MAXIMUM_PROBES,
+        eigenpairs: int = 1,
     ) -> None:
         self.problem = problem
         self.seed = seed
         self._wants = wants
         self._tolerance = tolerance
         self._maximum_probes = maximum_probes
-        self._pairs: dict[tuple[int, str, float], Eigenpairs] = {}
+        self._eigenpairs = eigenpairs
+        self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
 
     @cached_property
     def outputs(self) -> Any:
@@ -84,29 +87,66 @@ class Workbench:
 
     @property
     def eigen(self) -> Callable[..., Eigenpairs]:
-        """Extreme eigenpairs of the Hessian, found once for each request: ``eigen(k, which, tolerance)``."""
+        """Extreme eigenpairs of the Hessian: ``eigen(k, which, tolerance)``, from a search made before where it serves.
 
-        def find(k: int = 1, which: str = "largest", tolerance: float = EIGEN_TOLERANCE) -> Eigenpairs:
-            key = (k, which, tolerance)
-            if key not in self._pairs:
-                problem = self.problem
-                matrix = HessianOperator(problem, keep_graphs=None)
-                try:
-                    self._pairs[key] = top_eigenpairs(
-                        matrix.matvec,
-                        problem.size,
-                        min(k, problem.size),
-                        which,  # type: ignore[arg-type]
-                        tolerance=tolerance,
-                        seed=self.seed,
-                        dtype=problem.dtype,
-                        device=problem.device,
-                    )
-                finally:
-                    matrix.release()
-            return self._pairs[key]
+        A first search for the largest goes for as many pairs as any measure will ask for.  Without a tolerance whatever
+        was found before will do.
+        """
+
+        def find(k: int = 1, which: str = "largest", tolerance: float | None = None) -> Eigenpairs:
+            k = min(k, self.problem.size)
+            served = self._served(k, which, math.inf if tolerance is None else tolerance)
+            if served is not None:
+                return served
+            tolerance = tolerance or self._tolerance or EIGEN_TOLERANCE
+            if which == "magnitude" and k == 1 and not self._searches("largest"):
+                find(k, "largest", tolerance)  # which most often is the same one
+                return find(k, which, tolerance)
+            together = which == "largest" and not self._searches(which) and k == 1
+            count = min(self._eigenpairs, self.problem.size) if together else k
+            found = self._search(count, which, tolerance)
+            self._pairs[which, count] = (tolerance, found)
+            return found.first(k, tolerance)
 
         return find
+
+    def _searches(self, which: str) -> list[tuple[float, Eigenpairs]]:
+        return [search for (end, _), search in self._pairs.items() if end == which]
+
+    def _served(self, k: int, which: str, tolerance: float) -> Eigenpairs | None:
+        """Return pairs of an earlier search where it found them as closely as asked for.
+
+        One pair alone, or pairs wanted at no tolerance, may come from a search for more; otherwise a number would
+        depend on which other measures were chosen, if only within its interval.
+        """
+        searches = self._searches(which)
+        if which == "magnitude":
+            # A search for the largest looked at both ends: unless the lower one comes near, it found what is asked for.
+            searches += [s for s in self._searches("largest") if k == 1 and -s[1].lowest < 0.5 * s[1].highest]
+        for spent, known in searches:
+            if len(known.values) != k and not (k == 1 or (tolerance == math.inf and len(known.values) > k)):
+                continue
+            found = known.first(k, tolerance)
+            if found.status == "ok" or spent <= tolerance:
+                return found
+        return None
+
+    def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
+        problem = self.problem
+        matrix = HessianOperator(problem, keep_graphs=None)
+        try:
+            return top_eigenpairs(
+                matrix.matvec,
+                problem.size,
+                k,
+                which,  # type: ignore[arg-type]
+                tolerance=tolerance,
+                seed=self.seed,
+                dtype=problem.dtype,
+                device=problem.device,
+            )
+        finally:
+            matrix.release()
 
     @cached_property
     def layer_eigen(self) -> dict[str, Estimate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -44,11 +44,24 @@ class Eigenpairs:
     status: Literal["ok", "budget_spent"]
     sweeps: int  # calls of the matrix product
     products: int  # columns multiplied in all
+    lowest: float  # the smallest Ritz value of the search, converged or not
+    highest: float  # the largest one
 
     @property
     def intervals(self) -> Tensor:
         """The certificate intervals, (k, 2)."""
         return torch.stack([self.values - self.residuals, self.values + self.residuals], dim=1)
+
+    def first(self, k: int, tolerance: float) -> Eigenpairs:
+        """Return the first k of these pairs, with the status they have at a tolerance relative to the norm."""
+        met = bool((self.residuals[:k] <= tolerance * max(abs(self.lowest), abs(self.highest))).all())
+        return replace(
+            self,
+            values=self.values[:k],
+            vectors=self.vectors[:, :k],
+            residuals=self.residuals[:k],
+            status="ok" if met else "budget_spent",
+        )
 
 
 def top_eigenpairs(
@@ -229,7 +242,8 @@ class _Search:
         scale = max(float(values.abs().max()), float(found.abs().max()))
         met = len(found) == self.k and bool(arrived(found, errors, scale).all())
         status: Literal["ok", "budget_spent"] = "ok" if met else "budget_spent"
-        return Eigenpairs(found, rows.T.to(self.device), errors, status, self.sweeps, self.products)
+        ends = (float(values[0]), float(values[-1]))
+        return Eigenpairs(found, rows.T.to(self.device), errors, status, self.sweeps, self.products, *ends)
 
     def _product(self, rows: Tensor) -> Tensor:
         self.sweeps += 1

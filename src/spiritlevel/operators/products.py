@@ -14,12 +14,12 @@ from spiritlevel.errors import UsageError
 from spiritlevel.operators.batch_products import BatchProducts, ForwardOverReverse, RetainedGraph, hessian_by_forward
 from spiritlevel.operators.differences import Differences
 from spiritlevel.operators.memory import free_bytes, graph_bytes
-from spiritlevel.operators.trust import Path, path_of
+from spiritlevel.operators.trust import SAMPLES, Path, path_of
 from spiritlevel.problem import Batch, Problem
 
 Vectors = Mapping[str, Tensor]  # parameter name -> (K, *shape)
 Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite differences"]
-# A strategy's product of one vector on one batch must agree with the looped one's to this many parts of its length.
+# A strategy's products on a few samples must agree with the looped one's to this many parts of its length.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 # Shares of the free memory that a retained graph, or the graphs of all batches, may take.
 GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
@@ -177,12 +177,14 @@ class Products:
             yield Batch(content, batch.start + start, min(step, batch.count - start))
 
     def _agrees(self, strategy: str) -> bool:
-        """Whether a strategy gives the looped one's product of a vector on the first batch; asked once a problem."""
+        """Whether a strategy gives the looped one's products on a few samples; asked once a problem."""
         known = self.path.agreements
         if strategy not in known:
             problem = self.problem
             with problem.session():
                 batch = next(iter(problem.batches()))
+                if not problem.survey.coupled and batch.count > SAMPLES:
+                    batch = Batch(slice_batch(batch.content, 0, SAMPLES), batch.start, SAMPLES)
                 generator = torch.Generator().manual_seed(0)
                 names = problem.parameters
                 blocks = [torch.randn((2, *t.shape), generator=generator).to(t) for t in problem.tensors]
