@@ -22,6 +22,7 @@ def panels(count: int = 1, *, width: float = 3.4, height: float = 2.7) -> tuple[
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=7)
+        axis.tick_params(which="minor", labelsize=5)  # 3 × 10³ and 4 × 10³ stand close together
     return figure, list(axes)
 
 

@@ -281,15 +281,15 @@ def _convolutional(
 
 ALLCNNC = _convolutional(
     "allcnnc", "All-CNN-C", 0.01, "section 4, figure 3", "figure only, rising", "gap 32.4, 32.5, 31.1 %",
-    unrun="nine trainings of 1.4 million parameters: `medium` takes about five minutes on one H200",
+    unrun="nine trainings of 1.4 million parameters, 40 epochs of 28,000 images each, are for a GPU",
 )  # fmt: skip
 PRERESNET = _convolutional(
     "preresnet164", "PreResNet-164", 0.1, "section 4, figure 4", "above 20 at the larger γ", "72.78, 75.56, 76.76 %",
-    unrun="nine trainings of a 164-layer network: `medium` takes about half an hour on one H200",
+    unrun="nine trainings of a 164-layer network: `medium` is estimated at half an hour on one H200",
 )  # fmt: skip
 WRN = _convolutional(
     "wrn28_10", "WRN-28-10", 0.1, "section 4, figure 5", "figure only, rising", "75.2, 79.5, 80.6 %",
-    unrun="nine trainings of a network of 36.5 million parameters: `medium` takes about an hour on one H200",
+    unrun="nine trainings of a network of 36.5 million parameters: `medium` is estimated at an hour on one H200",
 )  # fmt: skip
 
 STUDIES = (SOFTMAX, MLP_9960, MLP_100, ALLCNNC, PRERESNET, WRN)
