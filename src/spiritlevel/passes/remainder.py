@@ -119,6 +119,8 @@ def sample_remainder(
     weights = set(problem.weights.values())
     groups = [(own, form.layers[layer]) for layer, own in layers.items()]
     groups += [([name], form.sums[name]) for name in names if name in weights]
+    if kind == "whole":
+        return _whole_weights(problem, form, layers, probe_of(0, 1), subtract_ggn)
     while form.probes < maximum:
         count = min(BLOCK, maximum - form.probes)
         vectors = probe_of(form.probes, count)
@@ -139,6 +141,29 @@ def sample_remainder(
         form.parts_met = _parts_settled(form, base, PARTS * tolerance)
         if form.probes >= minimum and form.met and form.parts_met:
             break
+    return form
+
+
+def _whole_weights(
+    problem: Problem, form: SampledForm, layers: Mapping[str, list[str]], weights: Mapping[str, Tensor], ggn: bool
+) -> SampledForm:
+    """Fill in wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
+    names = list(weights)
+    for start in range(0, len(names), BLOCK):
+        some = names[start : start + BLOCK]
+        vectors = {
+            name: torch.cat([weight if one == name else torch.zeros_like(weight) for one in some])
+            for name, weight in weights.items()
+        }
+        by_hessian, by_ggn = sweep_products(problem, vectors, ggn=ggn, what="forms of whole weights")
+        for k, name in enumerate(some):
+            product = by_hessian[name][k] - by_ggn[name][k] if ggn else by_hessian[name][k]
+            value = (vectors[name][k].double() * product).sum().cpu()
+            form.sums[name].add(value.expand(2))  # both halves know it
+    for layer, own in layers.items():
+        form.layers[layer].add(torch.stack([form.sums[name].mean for name in own]).sum().expand(2))
+    form.network.add(torch.stack([form.sums[name].mean for name in names]).sum().expand(2))
+    form.probes = len(names)
     return form
 
 
