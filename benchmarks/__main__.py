@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in chosen:
         began = time.perf_counter()
         if name == "growth":
-            result["growth"] = growth.growth(device, growth.QUICK if asked.quick else growth.AXES, say)
+            result["growth"] = growth.growth(device, growth.axes(device, quick=asked.quick), say)
         else:
             result["works"].append(measure(every[name](), repeats, device, say))
         say(f"  ({time.perf_counter() - began:.0f} s)")
