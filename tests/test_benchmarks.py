@@ -164,7 +164,8 @@ def test_growth_exponents_and_numbers():
     assert growth.exponent([1, 2, 4, 8], [3, 12, 48, 192]) == pytest.approx(2.0)
     assert number(1234.5) == "1,230"
     assert number(0.01234) == "0.0123"
-    assert number(math.nan) == "–"
+    assert number(math.nan) == "not a number"
+    assert number(math.inf) == "–"
     assert spread([1.0, 3.0, 2.0]) == "2.00 (1.00–3.00)"
 
 

@@ -17,6 +17,7 @@ class Graph:
     signature: int
     uses: Counter[int]  # id of a parameter -> operations that take it in
     before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
+    nodes: frozenset[Any]
     consumers: dict[Any, list[Any]]  # node -> the nodes its results went into
 
 
@@ -37,7 +38,7 @@ def look_at(outputs: Tensor) -> Graph:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
-    return Graph(hash(tuple(shape)), uses, before, consumers)
+    return Graph(hash(tuple(shape)), uses, before, frozenset(order), consumers)
 
 
 def _leaf(node: Any) -> int | None:

@@ -31,6 +31,7 @@ class Recorder:
         self.edges: dict[str, list[GradientEdge]] = {}
         self.shapes: dict[str, list[torch.Size]] = {}  # of the outputs
         self.stops: dict[str, list[GradientEdge]] = self.edges  # where gradients are pulled back to
+        self.graph: Graph | None = None  # behind the outputs, once it was looked at
         self.poolings: dict[str, list[Pooling | None]] = {}  # of the layers that are stopped after a pooling
         self._handles: list[Any] = []
 
@@ -57,6 +58,7 @@ class Recorder:
 
     def stop_after_poolings(self, graph: Graph) -> None:
         """Pull back only to the pooled output of the layers that are max-pooled at once."""
+        self.graph = graph
         self.stops = dict(self.edges)
         for name, edges in self.edges.items():
             found = [
@@ -103,14 +105,13 @@ class Recorder:
         if not names:
             return {}
         if batched:
-            edges = [edge for name in names for edge in self.stops[name]]
+            reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
+            edges = [edge for name in reached for edge in self.stops[name]]
+            # Not is_grads_batched: its older kind of map takes every convolution one by one.
             flat = iter(
-                torch.autograd.grad(
-                    outputs, edges, columns, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
+                torch.func.vmap(lambda column: torch.autograd.grad(outputs, edges, column, retain_graph=True))(columns)
             )
-            found = {name: [next(flat) for _ in self.stops[name]] for name in names}
-            return {name: deltas for name, deltas in found.items() if all(delta is not None for delta in deltas)}
+            return {name: [next(flat) for _ in self.stops[name]] for name in reached}
         found = {}
         for k, column in enumerate(columns):
             for name, deltas in self.pull_back(outputs, column, names, retain_graph=True).items():
@@ -121,6 +122,9 @@ class Recorder:
                 for into, delta in zip(found[name], deltas):
                     into[:, k] = delta  # while it is still in the cache
         return {name: [tensor.transpose(0, 1) for tensor in calls] for name, calls in found.items()}
+
+    def _reached(self, edge: GradientEdge) -> bool:
+        return self.graph is None or edge.node in self.graph.nodes
 
     def can_be_batched(self, outputs: Tensor, columns: Tensor, names: list[str]) -> bool:
         """Whether pulling columns back together works for this model and agrees with pulling them back one by one."""
