@@ -14,7 +14,6 @@ from spiritlevel.blocks import TOLERANCE, Blocks, TensorEstimate
 from spiritlevel.estimate import Estimate
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.measuring import measure
-from spiritlevel.passes.remainder import PARTS
 from spiritlevel.problem import Problem
 from spiritlevel.reference import Dense
 from spiritlevel.reference.curvature import quadratic_forms
@@ -64,8 +63,7 @@ class Coverage:
             z = torch.tensor(values)
             assert abs(float(z.mean())) <= mean, (name, float(z.mean()))
             assert low <= float(z.square().mean()) <= high, (name, float(z.square().mean()))
-            limit = PARTS * TOLERANCE if name == "diagonal" else TOLERANCE  # entries together, or a sum
-            assert self.relative[name] <= limit + 1e-12, (name, self.relative[name])
+            assert self.relative[name] <= TOLERANCE + 1e-12, (name, self.relative[name])
 
 
 def cover(name: str, seeds: range) -> Coverage:

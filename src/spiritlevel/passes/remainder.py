@@ -23,9 +23,6 @@ from spiritlevel.problem import Problem
 KINDS = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
 SMALL_SHARE = 0.02
-# Entries, rows and columns, all together, are held to this many tolerances: their errors are reported one by one, and
-# cost with the square of what is asked, long after every sum is known.
-PARTS = 2.0
 
 
 @dataclass
@@ -99,7 +96,7 @@ def sample_remainder(
 ) -> SampledForm:
     """Sample a quadratic form of R over ``names`` until its sums are known to ``tolerance`` of their own value.
 
-    Parts that are kept are known, in norm, to twice that.
+    Parts that are kept are known, in norm, to the same tolerance.
 
     ``base`` holds the Gauss–Newton part of each parameter, entry by entry where ``keep_parts``: the tolerance refers to
     what is reported, that part with R added.  With ``subtract_ggn`` False the form is of H itself.
@@ -138,7 +135,7 @@ def sample_remainder(
         form.network.add(torch.stack(list(totals.values())).sum(0))
         form.probes += count
         form.met = _sums_settled(form, base, groups, tolerance)
-        form.parts_met = _parts_settled(form, base, PARTS * tolerance)
+        form.parts_met = _parts_settled(form, base, tolerance)
         if form.probes >= minimum and form.met and form.parts_met:
             break
     return form
