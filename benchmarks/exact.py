@@ -101,9 +101,10 @@ def distance(nodes: Tensor, weights: Tensor, eigenvalues: Tensor) -> float:
     return float(wasserstein_distance(nodes.double().numpy(), eigenvalues.double().numpy(), w / w.sum())) / extent
 
 
-def gradient_pass(model: nn.Module, data: Data, batch_size: int = 256) -> Callable[[], None]:
+def gradient_pass(model: nn.Module, data: Data) -> Callable[[], None]:
     """Return the unit of cost: the gradient of the mean loss over the data, batch by batch."""
     x, y = data
+    batch_size = 8192 if x.is_cuda else 256  # where each is quick
     parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
 
     def run() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import spiritlevel as sl
 from benchmarks import material
 from benchmarks.exact import diagonals, gradient_pass
-from benchmarks.timing import Contender, Work
+from benchmarks.timing import Contender, Work, relative
 from spiritlevel.estimators.balancing import balance
 from spiritlevel.measures.registry import GROUPS, MEASURES
 
@@ -110,8 +110,8 @@ def papers(device: torch.device, samples: int, *, one_pass: bool) -> Work:
     """All measures of the papers, sharing their passes."""
     model, data = material.on(device, material.lenet5(), material.images(samples))
     names = from_one_pass() if one_pass else list(GROUPS["papers"])
-    # Every sample's Jacobian is too much for more than a thousand.
-    exact = float(diagonals(model, data)[0].sum()) if samples <= 1000 else float("nan")
+    checked = min(samples, 256)
+    exact = diagonals(model, (data[0][:checked], data[1][:checked]))[1]
 
     def ours() -> Any:
         settings = {
@@ -127,7 +127,7 @@ def papers(device: torch.device, samples: int, *, one_pass: bool) -> Work:
         return sl.measure(sl.Problem(model, data), names, settings=settings)
 
     def error(report: Any) -> float:
-        return abs(report["hessian_trace"].value / exact - 1)
+        return relative(report.per_sample["hessian_trace"][:checked], exact)
 
     limit = 12 if one_pass else 150
     what = "measures from forward and curvature passes alone" if one_pass else "measures of the papers"
@@ -135,8 +135,10 @@ def papers(device: torch.device, samples: int, *, one_pass: bool) -> Work:
         "papers_one_pass" if one_pass else "papers",
         f"The {len(names)} {what}, LeNet-5, {samples:,} images",
         gradient_pass(model, data),
-        [Contender("Spiritlevel", ours, error, f"at most {limit} gradient passes wanted")],
-        error_meaning="relative error of the trace",
+        [Contender("Spiritlevel", ours, error, "all in one call, sharing passes and products")],
+        error_meaning=f"relative error in norm of the traces of {checked} samples",
+        limits={"passes": limit} if device.type == "cpu" else {},  # a GPU's gradient pass is mostly launches
+        profiled=one_pass,
     )
 
 
