@@ -19,7 +19,7 @@ from spiritlevel.passes.curvature import (
     moments_over_data,
     stderr_over_data,
 )
-from spiritlevel.passes.remainder import PARTS, SampledForm, sample_remainder, sample_trace_remainders
+from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
 
 TOLERANCE = 0.05
@@ -146,8 +146,7 @@ class Blocks:
         if form is None:
             return "estimated", False, "ok", ""
         met = form.parts_met if parts and form.parts else form.met
-        tolerance = PARTS * self.tolerance if parts and form.parts else self.tolerance
-        shortfall = f"the standard error is above {tolerance:.0%} of the value after {form.probes} probes"
+        shortfall = f"the standard error is above {self.tolerance:.0%} of the value after {form.probes} probes"
         return "estimated", False, *path_of(self.problem).verdict(met, shortfall)
 
     def _layer_of(self, full: str) -> str:
