@@ -13,7 +13,7 @@ from torch import Tensor
 from spiritlevel.blocks import Blocks
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.estimate import Estimate, Status
-from spiritlevel.estimators.eigenvalues import Eigenpairs, Which, top_eigenpairs
+from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
 from spiritlevel.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.estimators.probes import Samples, random_signs
 from spiritlevel.estimators.quadrature import Quadrature, frobenius_squared, pooled_pairs
@@ -103,6 +103,7 @@ def eigenvalues(
     sweeps are spent, which the status says.
     """
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
+    matrix.products.usual = USUAL_WIDTH
     if not 1 <= k <= matrix.size:
         raise UsageError(f"k must lie between 1 and the order of the matrix, {matrix.size:,}; found {k}")
     with show_progress(problem, progress), problem.session():

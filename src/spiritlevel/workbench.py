@@ -9,7 +9,7 @@ from typing import Any
 
 from spiritlevel.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
 from spiritlevel.estimate import Estimate
-from spiritlevel.estimators.eigenvalues import Eigenpairs, top_eigenpairs
+from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, top_eigenpairs
 from spiritlevel.operators import HessianOperator
 from spiritlevel.operators.layer_tops import top_eigenvalues
 from spiritlevel.passes.curvature import CurvatureSums, curvature_sweep, fisher_columns
@@ -134,6 +134,7 @@ class Workbench:
     def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
         problem = self.problem
         matrix = HessianOperator(problem, keep_graphs=None)
+        matrix.products.usual = USUAL_WIDTH
         try:
             return top_eigenpairs(
                 matrix.matvec,

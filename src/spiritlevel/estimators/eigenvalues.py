@@ -25,6 +25,8 @@ from spiritlevel.estimators.probes import seeded_generator
 
 Which = Literal["largest", "smallest", "magnitude"]
 
+# Vectors that a product has in most sweeps of a search: few pairs are still on their way after the first ones.
+USUAL_WIDTH = 3
 # No residual can be asked to fall below this many roundings of the matrix's norm.
 ROUNDING_FLOOR = 50.0
 

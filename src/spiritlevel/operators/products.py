@@ -25,7 +25,7 @@ AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
 SMALL_GRAPH = 2**21  # bytes
 # Bytes of graph, times vectors, that a CPU works on at once: about what its caches hold.
-TOGETHER = 48 * 2**20
+TOGETHER = 128 * 2**20
 MOST_TOGETHER = 12  # vectors
 
 
@@ -37,7 +37,8 @@ class Products:
     over reverse: no retained graph), "compiled" (the same through torch.compile, on a GPU), "auto" (batched for blocks
     of vectors, looped for a few; forward where a graph does not fit).  Where double backward cannot be trusted every
     strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs of all batches alive between sweeps:
-    True, False, or None for where they fit.  ``whole_batches`` never works on pieces of a batch.
+    True, False, or None for where they fit.  ``whole_batches`` never works on pieces of a batch.  Set ``usual`` to the
+    number of vectors that most products will have, where the first has more.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Products:
             raise UsageError("strategy 'compiled' needs a CUDA device; use 'looped' on a CPU")
         self.problem, self.names = problem, list(names)
         self.asked = strategy
+        self.usual: int | None = None
         self.whole_batches = whole_batches
         self._keep = keep_graphs
         self._kept: list[BatchProducts] | None = None
@@ -165,9 +167,7 @@ class Products:
         """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on."""
         step = batch.count
         if self._chosen == "batched" and self._may_split:
-            size, batches = graph_bytes(self.problem)
-            of_sample = size * batches / self.problem.survey.count
-            step = max(1, int(TOGETHER / (of_sample * min(count, MOST_TOGETHER))))
+            step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, MOST_TOGETHER))))
             step = -(-batch.count // -(-batch.count // step))  # pieces of one size
         if step >= batch.count:
             yield batch
@@ -175,6 +175,11 @@ class Products:
         for start in range(0, batch.count, step):
             content = slice_batch(batch.content, start, start + step)
             yield Batch(content, batch.start + start, min(step, batch.count - start))
+
+    @property
+    def _bytes_a_sample(self) -> float:
+        size, batches = graph_bytes(self.problem)
+        return size * batches / self.problem.survey.count
 
     def _agrees(self, strategy: str) -> bool:
         """Whether a strategy gives the looped one's products on a few samples; asked once a problem."""
@@ -209,7 +214,12 @@ class Products:
             return ForwardOverReverse(self.problem, batch, names)
         if strategy == "compiled":
             return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
-        return RetainedGraph(self.problem, batch, names, together=MOST_TOGETHER if strategy == "batched" else 1)
+        together = 1
+        if strategy == "batched":
+            together = MOST_TOGETHER
+            if self._may_split:
+                together = max(2, min(together, round(TOGETHER / (self._bytes_a_sample * batch.count))))
+        return RetainedGraph(self.problem, batch, names, together=together)
 
     def _by_compiled(self, problem: Problem, *arguments: object) -> dict[str, Tensor]:
         """The forward-over-reverse product through torch.compile, which a problem's session otherwise switches off."""
