@@ -74,25 +74,26 @@ def main(arguments: list[str] | None = None) -> None:
 
     start = time.perf_counter()
     repeats = asked.repeats or (3 if asked.quick else 5)
-    result: dict[str, Any] = {"machine": describe(device), "sizes": sizes, "quick": asked.quick, "works": []}
-    for name in chosen:
-        began = time.perf_counter()
-        if name == "growth":
-            result["growth"] = growth.growth(device, growth.axes(device, quick=asked.quick), say)
-        else:
-            result["works"].append(measure(every[name](), repeats, device, say))
-        say(f"  ({time.perf_counter() - began:.0f} s)")
-    say(f"All in {time.perf_counter() - start:.0f} s.")
-
     stored = tables.RESULTS / f"{device.type}.json"
-    kept = not asked.quick and (asked.works is None or asked.update)
+    output = asked.output or (stored if not asked.quick and (asked.works is None or asked.update) else None)
+    result: dict[str, Any] = {"machine": describe(device), "sizes": sizes, "quick": asked.quick, "works": []}
     if asked.update and stored.exists():
         result = tables.merged(json.loads(stored.read_text(encoding="utf-8")), result, [*every])
-    output = asked.output or (stored if kept else None)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-    if kept and output == stored:
+    for name in chosen:
+        began = time.perf_counter()
+        new: dict[str, Any] = {"machine": result["machine"], "works": []}
+        if name == "growth":
+            new["growth"] = growth.growth(device, growth.axes(device, quick=asked.quick), say)
+        else:
+            new["works"].append(measure(every[name](), repeats, device, say))
+        result = tables.merged(result, new, [*every])
+        if output is not None and (name == chosen[-1] or output != stored or asked.update):
+            tables.write_results(
+                result, output
+            )  # after every work: a long run that is stopped has not been for nothing
+        say(f"  ({time.perf_counter() - began:.0f} s)")
+    say(f"All in {time.perf_counter() - start:.0f} s.")
+    if output == stored:
         tables.write_page(tables.stored())
     print(tables.section(result))
 

@@ -28,11 +28,19 @@ that would take hours runs a part of the work, and its row says which.
 
 def write_page(results: Iterable[dict[str, Any]], page: Path = PAGE) -> None:
     """Write the page from the results of one or more machines."""
-    text = INTRODUCTION + "".join("\n" + section(result) for result in results)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    beside = page.with_suffix(".md.new")
+    _replace(page, INTRODUCTION + "".join("\n" + section(result) for result in results))
+
+
+def write_results(result: dict[str, Any], file: Path) -> None:
+    """Write the results of one machine."""
+    _replace(file, json.dumps(result, indent=1, allow_nan=True) + "\n")
+
+
+def _replace(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.new")
     beside.write_text(text, encoding="utf-8")
-    beside.replace(page)
+    beside.replace(file)
 
 
 def stored(folder: Path = RESULTS) -> list[dict[str, Any]]:
