@@ -37,7 +37,7 @@ CHUNK_NUMBERS = 800_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
 
-# Of these, those of all columns together that are pulled back in one step on a CPU.
+# Of these, those of all columns together that are pulled back in one step.
 TOGETHER_NUMBERS = 4_000_000
 
 ColumnMaker = Callable[[Problem, Batch, Tensor, int], Factor]
@@ -195,10 +195,10 @@ class _Sweep:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
             covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
-            # On a CPU one large step is quicker than many small ones only while its numbers stay in the caches.
+            # One large step is quicker than many small ones only while its numbers stay in the caches.
             numbers = sum(math.prod(shape) for shapes in recorder.shapes.values() for shape in shapes)
             small = len(factor.columns) * numbers <= TOGETHER_NUMBERS
-            together = (outputs.is_cuda or small) and recorder.can_be_batched(outputs, factor.columns, covered)
+            together = small and recorder.can_be_batched(outputs, factor.columns, covered)
             self._by_graph[graph.signature] = covered, together
         self.covered, self.batched = self._by_graph[graph.signature]
         by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
