@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks import curvature_works, growth, measure_works, peers, spectral_works, tables
-from benchmarks.machine import describe
+from benchmarks.machine import describe, gain_of_threads
 from benchmarks.timing import Work, measure
 
 # Samples of each work.  A GPU gets data worth its while, and no peer to wait for.
@@ -79,6 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, Any] = {"machine": describe(device), "sizes": sizes, "quick": asked.quick, "works": []}
     if asked.update and stored.exists():
         result = tables.merged(json.loads(stored.read_text(encoding="utf-8")), result, [*every])
+    if device.type == "cpu":
+        result["gain_of_threads"] = gain_of_threads()
     for name in chosen:
         began = time.perf_counter()
         new: dict[str, Any] = {"machine": result["machine"], "works": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,26 @@ def describe(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "peers": {name: version_of(package) for name, package in PEERS.items()},
     }
+
+
+def gain_of_threads() -> float:
+    """Return how many times as fast a large matrix product is with all threads as with one."""
+    matrix = torch.randn(1024, 1024)
+    threads = torch.get_num_threads()
+
+    def seconds() -> float:
+        matrix @ matrix
+        start = time.perf_counter()
+        for _ in range(5):
+            matrix @ matrix
+        return time.perf_counter() - start
+
+    try:
+        torch.set_num_threads(1)
+        alone = min(seconds() for _ in range(3))
+    finally:
+        torch.set_num_threads(threads)
+    return alone / min(seconds() for _ in range(3))
 
 
 def version_of(package: str) -> str | None:

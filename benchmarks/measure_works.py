@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
+import functools
+import pstats
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from benchmarks import material
 from benchmarks.exact import diagonals, gradient_pass
 from benchmarks.timing import Contender, Work, relative
 from spiritlevel.estimators.balancing import balance
+from spiritlevel.measures.declaration import QUANTITIES
 from spiritlevel.measures.registry import GROUPS, MEASURES
 
 OPTIMALITY = 1e-6
@@ -106,6 +111,21 @@ def from_one_pass() -> list[str]:
     ]
 
 
+def by_quantity(run: Callable[[], Any], lines: int = 8) -> list[tuple[str, float]]:
+    """Return the measures, and the quantities they share, that take the most time of a run, each with its share."""
+    with cProfile.Profile() as record:
+        run()
+    spent = {key: entry[3] for key, entry in pstats.Stats(record).stats.items()}  # type: ignore[attr-defined]
+    whole = max(spent.values())
+    own = {
+        name: seconds / whole
+        for (file, _, name), seconds in spent.items()
+        if (name in MEASURES and "measures" in Path(file).parts)
+        or (name in QUANTITIES and file.endswith("workbench.py"))
+    }
+    return sorted(own.items(), key=lambda pair: -pair[1])[:lines]
+
+
 def papers(device: torch.device, samples: int, *, one_pass: bool) -> Work:
     """All measures of the papers, sharing their passes."""
     model, data = material.on(device, material.lenet5(), material.images(samples))
@@ -138,7 +158,7 @@ def papers(device: torch.device, samples: int, *, one_pass: bool) -> Work:
         [Contender("Spiritlevel", ours, error, "all in one call, sharing passes and products")],
         error_meaning=f"relative error in norm of the traces of {checked} samples",
         limits={"passes": limit} if device.type == "cpu" else {},  # a GPU's gradient pass is mostly launches
-        profiled=one_pass,
+        shares=functools.partial(by_quantity, ours),
     )
 
 

@@ -72,6 +72,9 @@ def section(result: dict[str, Any]) -> str:
         + (f"Not installed: {absent}." if absent else ""),
         "",
     ]
+    if result.get("gain_of_threads"):
+        gain = number(result["gain_of_threads"])
+        lines += [f"A large matrix product is {gain} times as fast with all threads as with one.", ""]
     for work in result["works"]:
         lines += [f"### {work['title']}", "", *_table(work, on_gpu), ""]
     if result.get("growth"):
@@ -101,7 +104,13 @@ def _table(work: dict[str, Any], on_gpu: bool) -> list[str]:
         lines += ["", f"Wanted: {words}. {'Met.' if met else '**Missed.**'}"]
     if work.get("profile"):
         shares = ", ".join(f"`{name}` {share:.0%}" for name, share in work["profile"])
-        lines += ["", f"Where our time goes, by operation: {shares}."]
+        lines += ["", f"Where our time goes: {shares}."]
+    if work.get("arithmetic"):
+        share = f"{work['arithmetic']:.0%}"
+        lines += [
+            "",
+            f"Its products and convolutions would take {share} of it at the rate of a large matrix product.",
+        ]
     return lines
 
 

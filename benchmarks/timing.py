@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.flop_counter
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Work:
     unavailable: dict[str, str] = field(default_factory=dict)  # contender -> why it has no row
     error_meaning: str = "relative error"
     limits: dict[str, float] = field(default_factory=dict)  # "passes" or "seconds" -> the most that ours may take
-    profiled: bool = True  # a run of minutes leaves too long a trace
+    # Where the time goes in its own words, each with its share; by operation where it has none.
+    shares: Callable[[], list[tuple[str, float]]] | None = None
 
 
 @dataclass
@@ -107,9 +109,27 @@ def measure(work: Work, repeats: int, device: torch.device, say: Callable[[str],
         "unavailable": unavailable,
         "rows": [vars(row) for row in rows],
     }
-    if work.profiled and rows and any(not met for _, met in verdicts(found)):
-        found["profile"] = profile(work.contenders[0].run, device)
+    if rows and any(not met for _, met in verdicts(found)):
+        ours = work.contenders[0].run
+        found["profile"] = work.shares() if work.shares is not None else profile(ours, device)
+        if work.shares is None:
+            found["arithmetic"] = arithmetic(ours, device) / statistics.median(rows[0].seconds)
     return found
+
+
+def arithmetic(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds that a run's products and convolutions would take at the rate of a large matrix product."""
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counted:
+        run()
+    matrix = torch.randn(1024, 1024, device=device)
+
+    def products() -> None:
+        for _ in range(10):
+            matrix @ matrix
+
+    products()
+    rate = 10 * 2 * 1024**3 / min(seconds_of(products, device)[0] for _ in range(5))
+    return counted.get_total_flops() / rate
 
 
 def verdicts(found: dict[str, Any]) -> list[tuple[str, bool]]:

@@ -98,6 +98,7 @@ def test_a_wrong_answer_shows_beside_its_speed_and_a_failure_becomes_a_reason(sm
     assert "Wanted: at most 1.0e+09 gradient passes. Met." in page
     assert "Where our time goes" in page
     assert 0 < sum(share for _, share in found["profile"]) <= 1
+    assert found["arithmetic"] > 0
     assert "refuses has no row: RuntimeError: no rule for this layer" in page
     assert "seconds" not in page
     assert "| seconds |" in tables.section({"machine": _machine("A GPU"), "works": [found]})
