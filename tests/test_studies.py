@@ -69,6 +69,7 @@ def test_every_rule_decides_three_synthetic_tables(owner, claim):
     assert judge(claim, holds).verdict == "holds"
     for rule in claim.rules:
         assert judge(claim, {**holds, rule.quantity: _outside(rule)}).verdict == "does not hold"
+        assert judge(claim, holds, {rule.quantity: _outside(rule)}).verdict == "holds"  # explaining decides nothing
         assert judge(claim, {**holds, rule.quantity: _across(rule)}).verdict == "undecided"
         fewer = Quantity(holds[rule.quantity].value, -math.inf, math.inf, rule.minimum - 1)
         assert judge(claim, {**holds, rule.quantity: fewer}).verdict == "undecided"

@@ -77,8 +77,11 @@ class Judgement:
     remark: str = ""
 
 
-def judge(claim: Claim, analysis: Analysis) -> Judgement:
-    """Decide a claim: it holds if every condition does, fails if one fails, and is undecided otherwise."""
+def judge(claim: Claim, analysis: Analysis, explaining: Analysis | None = None) -> Judgement:
+    """Decide a claim: it holds if every condition does, fails if one fails, and is undecided otherwise.
+
+    ``explaining`` holds quantities for the remark alone.
+    """
     verdicts = [rule.decide(analysis) for rule in claim.rules]
     verdict: Verdict = "holds"
     if "does not hold" in verdicts:
@@ -88,7 +91,7 @@ def judge(claim: Claim, analysis: Analysis) -> Judgement:
     measured = {name: analysis[name] for name in claim.quantities if name in analysis}
     remark = ""
     if claim.otherwise and verdict == "does not hold":
-        remark = claim.otherwise.format_map(_Shown(analysis))
+        remark = claim.otherwise.format_map(_Shown({**analysis, **(explaining or {})}))
     return Judgement(claim, verdict, measured, remark)
 
 

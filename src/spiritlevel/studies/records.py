@@ -53,7 +53,9 @@ class Record:
 def make_record(study: Study, size: str, table: Table) -> Record:
     """Analyse the finished runs and judge every claim."""
     analysis = study.analyse(table) if len(table) else {}
-    judgements = tuple(judge(claim, analysis) for claim in study.claims)
+    explaining = study.explain(table) if study.explain is not None and len(table) else {}
+    judgements = tuple(judge(claim, analysis, explaining) for claim in study.claims)
+    analysis = {**analysis, **explaining}
     command = f"spiritlevel study run {study.name} --size {size}"
     return Record(study, size, table, len(study.settings(size)), analysis, judgements, study.rules_hash(), command)
 

@@ -90,7 +90,8 @@ class Study:
     """One experiment of a paper, the same code at every size.
 
     ``train`` takes the settings of the runs that are trained in one stack (one run unless ``together`` gives several
-    runs the same word) and returns one trained object each; ``measure`` turns each into an `Outcome`.
+    runs the same word) and returns one trained object each; ``measure`` turns each into an `Outcome`.  ``explain`` adds
+    quantities that no claim is judged by, for what is said about verdicts afterwards.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Study:
     departures: Callable[[str], Sequence[str]]
     figures: Mapping[str, Callable[[Table], Any]] = field(default_factory=dict)
     together: Callable[[Settings], str] | None = None
+    explain: Callable[[Table], dict[str, Quantity]] | None = None
     unrun: str = "it has not been run at any size yet"
     revision: int = 1  # raised when the code of train or measure changes its results
 

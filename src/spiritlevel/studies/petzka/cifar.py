@@ -111,17 +111,9 @@ def _analyse(table: Table) -> dict[str, Quantity]:
         -itself.column("margin_tenth_percentile"), itself.column("kappa_tau_last"), gap, _absolute_rank
     )
     found["networks"] = exact(len(itself), len(itself), "networks")
-    failed = len(table.where(copy="failed"))
-    found["failed"] = exact(failed, len(itself) + failed, "networks")
+    found["failed"] = exact(len(table.where(copy="failed")), len(table), "networks")
     converged = itself.column("train_loss") <= 0.2
     found["r_kappa_tau_last_converged"] = correlation(itself.column("kappa_tau_last")[converged], gap[converged])
-    for name in ("weight_norm", "test_loss"):
-        found[f"r_{name}_converged"] = correlation(itself.column(name)[converged], gap[converged])
-    trained = np.array([row.get("initialisation") != LITERAL for row in itself.rows], dtype=bool)
-    flatness, loss = itself.column("kappa_tau_last")[trained], itself.column("train_loss")[trained]
-    found["r_kappa_tau_last_not_literal"] = correlation(flatness, gap[trained])
-    found["r_train_loss_not_literal"] = correlation(loss, gap[trained])
-    found["r_train_loss_kappa_tau_last_not_literal"] = correlation(loss, flatness)
     found["converged"] = exact(float(converged.sum()), len(itself), "networks")
     if len(copies) == len(itself) and len(copies):
         found.update(collapse(table))
@@ -131,6 +123,22 @@ def _analyse(table: Table) -> dict[str, Quantity]:
 
 def _absolute_rank(x: Any, y: Any) -> float:
     return abs(spearman(x, y))
+
+
+def _explain(table: Table) -> dict[str, Quantity]:
+    itself = table.where(copy="itself")
+    gap = itself.column("gap")
+    failed = len(table.where(copy="failed"))
+    found = {"failed": exact(failed, len(itself) + failed, "networks")}
+    converged = itself.column("train_loss") <= 0.2
+    for name in ("weight_norm", "test_loss"):
+        found[f"r_{name}_converged"] = correlation(itself.column(name)[converged], gap[converged])
+    trained = np.array([row.get("initialisation") != LITERAL for row in itself.rows], dtype=bool)
+    flatness, loss = itself.column("kappa_tau_last")[trained], itself.column("train_loss")[trained]
+    found["r_kappa_tau_last_not_literal"] = correlation(flatness, gap[trained])
+    found["r_train_loss_not_literal"] = correlation(loss, gap[trained])
+    found["r_train_loss_kappa_tau_last_not_literal"] = correlation(loss, flatness)
+    return found
 
 
 def _draw(table: Table) -> Any:
@@ -166,6 +174,7 @@ STUDY = Study(
     train=_train,
     measure=_measure,
     analyse=_analyse,
+    explain=_explain,
     claims=(
         Claim("strong", "κτ of the last layer correlates strongly with the generalisation error", "section 2, figure 1",
               "ρ = 0.91", (Within("r_kappa_tau_last", 0.7, minimum=12),),
