@@ -214,10 +214,8 @@ class OuterGradients(SampleGradients):
         return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
-        if self.one_position:
-            yield slice(0, self.samples), self
-            return
-        step = max(1, numbers // self._numbers_a_sample())
+        first = self._part(slice(0, 1))  # tells how large each is, before any other is written out
+        step = self.samples if first.one_position else max(1, numbers // first._numbers_a_sample())
         for start in range(0, self.samples, step):
             part = slice(start, start + step)
             yield part, self._part(part)
@@ -288,13 +286,6 @@ class ConvolutionGradients(OuterGradients):
         groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
         flat = [d if pooling is None else pooling.spread(d) for d, pooling in zip(self.calls[1], self.calls[2])]
         return _joined([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in flat], 3)
-
-    def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
-        # The first sample tells how large each is, before any other is written out.
-        step = max(1, numbers // self._part(slice(0, 1))._numbers_a_sample())
-        for start in range(0, self.samples, step):
-            part = slice(start, start + step)
-            yield part, self._part(part)
 
     def _part(self, part: slice) -> ConvolutionGradients:
         inputs, deltas, poolings = self.calls

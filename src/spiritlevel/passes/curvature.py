@@ -7,7 +7,6 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -174,7 +173,7 @@ class _Sweep:
         if problem.device.type == "cuda":
             self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
         self.sums: dict[str, ParameterSums] = {}
-        # What follows stays where the work is done until the sweep ends: a GPU waits for nothing in between.
+        # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.
         self.weights = problem.survey.weights.to(problem.device)
         self.layer_names = list(problem.layers)
         self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
@@ -196,8 +195,7 @@ class _Sweep:
         if graph.signature not in self._by_graph:
             covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
             # One large step is quicker than many small ones only while its numbers stay in the caches.
-            numbers = sum(math.prod(shape) for shapes in recorder.shapes.values() for shape in shapes)
-            small = len(factor.columns) * numbers <= TOGETHER_NUMBERS
+            small = len(factor.columns) * recorder.numbers <= TOGETHER_NUMBERS
             together = small and recorder.can_be_batched(outputs, factor.columns, covered)
             self._by_graph[graph.signature] = covered, together
         self.covered, self.batched = self._by_graph[graph.signature]
@@ -281,8 +279,7 @@ class _Sweep:
 
     def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
         """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
-        numbers = sum(math.prod(shape) for shapes in recorder.shapes.values() for shape in shapes) + outputs.numel()
-        width = max(1, self.column_numbers // max(numbers, 1))
+        width = max(1, self.column_numbers // max(recorder.numbers + outputs.numel(), 1))
         per_draw = len(factor.columns) // factor.draws
         for fold in range(self.folds):
             own = [k for k in range(len(factor.columns)) if (k // per_draw) % self.folds == fold]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import TracebackType
 from typing import Any
@@ -67,6 +68,11 @@ class Recorder:
             if any(found):
                 self.stops[name] = [edge if one is None else one[0] for edge, one in zip(edges, found)]
                 self.poolings[name] = [None if one is None else one[1] for one in found]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all outputs that were recorded."""
+        return sum(math.prod(shape) for shapes in self.shapes.values() for shape in shapes)
 
     def called_once(self) -> set[str]:
         """Names of the layers that were called exactly once."""
