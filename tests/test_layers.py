@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from spiritlevel.blocks import Blocks
 from spiritlevel.layers import WeightView, as_matrix, from_matrix, matrix_shape, pad, patches, rule_of
 from spiritlevel.passes.recording import Recorder
+from spiritlevel.passes.stages import Stages
 from spiritlevel.problem import Problem
 from spiritlevel.reference import Dense
 
@@ -108,7 +109,7 @@ def test_gradients_by_rule_are_those_of_autograd(name: str) -> None:
         columns = torch.randn(3, *outputs.shape, dtype=torch.float64)
         names = [layer for layer in problem.layers if rule_of(problem.layers[layer].module) is not None]
         assert names == list(problem.layers)
-        deltas = recorder.pull_back_all(outputs, columns, names, batched=False)
+        deltas = recorder.pull_back_all(outputs, columns, names, Stages())
         rules = recorder.gradients_from_deltas(names)
         expected = _one_by_one(problem, outputs, columns)
         for layer in names:
@@ -221,7 +222,7 @@ def test_an_embedding_with_repeated_tokens_adds_before_squaring() -> None:
         with Recorder(problem) as recorder:
             outputs = problem.outputs(batch.content)
         column = torch.randn_like(outputs)[None]
-        (delta,) = recorder.pull_back_all(outputs, column, ["0"], batched=False)["0"]
+        (delta,) = recorder.pull_back_all(outputs, column, ["0"], Stages())["0"]
         found = recorder.gradients_from_deltas(["0"])["0"]([delta])["weight"]
         expected = torch.stack(
             [

@@ -63,16 +63,12 @@ class Blocks:
         self.seed = seed
         self.tolerance = tolerance
         self.maximum_probes = maximum_probes
-        self.coupled = problem.survey.coupled
         sweep_wants = (wants - {"whole", "fisher"}) | ({"rows"} if "whole" in wants else set())
         # Samples that influence each other have no factor pass; everything about them is sampled.
-        self.sums: CurvatureSums | None = (
-            None
-            if self.coupled
-            else curvature_sweep(
-                problem, frozenset(sweep_wants), beside=fisher_columns if "fisher" in wants else None, seed=seed
-            )
+        self.sums: CurvatureSums | None = curvature_sweep(
+            problem, frozenset(sweep_wants), beside=fisher_columns if "fisher" in wants else None, seed=seed
         )
+        self.coupled = problem.survey.coupled
         self.exact_layers = dict.fromkeys(problem.layers, False) if self.sums is None else self.sums.exact_layers
         self.sampled_names = [
             full

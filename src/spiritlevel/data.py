@@ -27,6 +27,7 @@ class Source:
     read: Callable[[], Iterator[Content]]
     form: str
     resized: Callable[[int], Iterator[Content]] | None = None  # in other batches, where nobody fixed them
+    count: int | None = None  # of samples, for data in memory: two sweeps over it cannot differ
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
     notes: tuple[str, ...] = ()
 
@@ -86,7 +87,7 @@ def _open(data: Any, batch_size: int | None) -> Source:
             raise SpiritlevelError("the data is empty: there is no sample to measure on")
         size = batch_size or DEFAULT_BATCH_SIZE
         resized = (lambda other: _slices(arrays, other)) if batch_size is None else None
-        return Source(lambda: _slices(arrays, size), "tensors", resized)
+        return Source(lambda: _slices(arrays, size), "tensors", resized, count_of(arrays))
     if isinstance(data, IterableDataset):
         raise UsageError("an IterableDataset has no fixed batches of its own; wrap it in a DataLoader and pass that")
     if isinstance(data, Dataset) or (
@@ -214,9 +215,13 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int 
         else f"samples={samples} asks for all {total:,} samples there are."
     )
     if kept is None:  # ragged batches cannot be joined; they are kept as they came
-        return Source(lambda: iter(batches), source.form, None, total, (*source.notes, note))
+        return Source(
+            lambda: iter(batches), source.form, count=len(chosen), drawn_from=total, notes=(*source.notes, note)
+        )
     resized = (lambda other: _slices(kept, other)) if batch_size is None else None
-    return Source(lambda: _slices(kept, size), source.form, resized, total, (*source.notes, note))
+    return Source(
+        lambda: _slices(kept, size), source.form, resized, len(chosen), drawn_from=total, notes=(*source.notes, note)
+    )
 
 
 def _all_labels(source: Source) -> np.ndarray:

@@ -210,6 +210,8 @@ class OuterGradients(SampleGradients):
         return (self._pulled(view).square().sum(-1) * self.inputs[:, :, 0].square().sum(-1)).sum(2)
 
     def combine(self, coefficients: Tensor) -> Tensor:
+        if "direct" in self.__dict__:  # they were formed already
+            return self.direct.combine(coefficients)
         deltas = (self.deltas * coefficients[:, :, None, None, None]).sum(0)  # (B, G, T, O)
         return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 
@@ -240,17 +242,11 @@ class Pooling:
     """
 
     positions: Tensor  # (B, C, pooled), index among the positions before pooling
-    open: Tensor | None  # (B, C, pooled), whether a rectifier before the pooling lets the gradient through
     total: int  # positions before pooling
 
     def part(self, part: slice) -> Pooling:
         """Return the pooling of some samples."""
-        return Pooling(self.positions[part], self.open, self.total)
-
-    def behind(self, deltas: Tensor) -> Tensor:
-        """Return gradients of the pooled output as they come out behind the rectifier, (K, B, C, pooled)."""
-        deltas = deltas.flatten(3)
-        return deltas if self.open is None else deltas * self.open
+        return Pooling(self.positions[part], self.total)
 
     def spread(self, deltas: Tensor) -> Tensor:
         """Return those at the positions they belong to, (K, B, C, total); windows may share a position."""
@@ -394,7 +390,7 @@ def _convolution(
     padded = [pad(module, a) for a in inputs]
 
     def gradients(deltas: list[Tensor]) -> Gradients:
-        deltas = [d.flatten(3) if pooling is None else pooling.behind(d) for d, pooling in zip(deltas, known)]
+        deltas = [d.flatten(3) for d in deltas]
         found: Gradients = {"weight": ConvolutionGradients(module, padded, deltas, known)}
         if module.bias is not None:
             found["bias"] = DirectGradients(torch.stack([d.sum(3) for d in deltas]).sum(0))

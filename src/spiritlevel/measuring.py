@@ -118,7 +118,7 @@ def measure(
     results: dict[str, Result] = {}
     interrupted = False
     with show_progress(target, progress), target.session():
-        target.survey  # noqa: B018  (the first sweep, with its checks, before any measure)
+        bench.begin({need for own in chosen for need in own.needs})
         gradient = bench.gradient
         try:
             for own in chosen:
@@ -150,7 +150,7 @@ def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any])
     except _TOLD_IN_ROW as error:
         return Result(Estimate(float("nan"), float("nan"), status="not_applicable", reason=str(error).splitlines()[0]))
     result = _as_result(measure, found)
-    spent = float(sum(bench.problem.spent.values()) - before)
+    spent = float(sum(bench.problem.spent.values()) - before) + bench.claim(measure.needs)
     value = replace(result.value, passes=spent, samples=result.value.samples or bench.problem.survey.count)
     return replace(result, value=value)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.allocation import keep_freed_memory
 from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.losses import Loss, resolve
@@ -260,6 +261,7 @@ class Problem:
         if self._session_depth:
             yield  # already inside: the outermost session restores
             return
+        keep_freed_memory()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
         gradients_on = [(tensor, tensor.requires_grad) for tensor in self.model.parameters()]
@@ -299,7 +301,7 @@ class Problem:
         """Sweep the data once, in order; ``what`` names the sweep for progress reports."""
         start = 0
         survey = self.__dict__.get("survey")
-        total = survey.count if survey is not None else 0
+        total = survey.count if survey is not None else self.source.count or 0
         device, dtype = self.device, self.dtype
 
         def place(tensor: Tensor) -> Tensor:
@@ -391,6 +393,14 @@ class Problem:
         from spiritlevel.survey import take_survey
 
         return take_survey(self)
+
+    @property
+    def may_be_surveyed_on_the_way(self) -> bool:
+        """Whether the first sweep may do other work too: nothing was looked at yet, and no second look is needed.
+
+        Data that is read anew in each sweep may come in another order, which only a second sweep shows.
+        """
+        return "survey" not in self.__dict__ and self.source.count is not None and self.mode == "eval"
 
     def _own_or_copied(
         self, model: nn.Module, device: str | torch.device | None, dtype: str | torch.dtype | None

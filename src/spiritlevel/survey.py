@@ -44,51 +44,79 @@ class Survey:
 
 def take_survey(problem: Problem) -> Survey:
     """Sweep the data for the first time, with every check on what comes in."""
-    losses, weights, correct, kept = [], [], [], []
-    fingerprint = Fingerprint()
-    kept_numbers, coupled = 0, False
-    shape: tuple[int, ...] = ()
+    surveyor = Surveyor(problem)
     with problem.session(), torch.no_grad():
         for batch in problem.batches("first sweep"):
-            outputs = _checked_outputs(problem, batch)
-            batch_losses, batch_weights = problem.loss.per_sample(outputs, batch.content)
-            if batch_losses.shape != (batch.count,):
-                raise UsageError(
-                    f"the loss gave values of shape {tuple(batch_losses.shape)} for a batch of {batch.count}; "
-                    "it must give one loss a sample, of shape (B,) or (B, T)"
-                )
-            if batch.start == 0:
-                shape = tuple(outputs.shape[1:])
-                again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-                if not _close(again, batch_losses, problem.dtype):
-                    raise SpiritlevelError(problem.disagreement())
-                coupled = _depends_on_neighbours(problem, batch, outputs)
-            losses.append(batch_losses.double().cpu())
-            weights.append(batch_weights.double().cpu())
-            correct.append(_correct(outputs, batch.content))
-            kept_numbers += outputs.numel()
-            if kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == shape:
-                kept.append(outputs.cpu())
-            fingerprint.add(tensors_of(batch.content))
-    all_losses, all_weights = torch.cat(losses), torch.cat(weights)
-    _refuse_bad_losses(all_losses, all_weights)
+            surveyor.add(batch, checked_outputs(problem, batch))
     problem.spent["forward"] += 1
-    count = len(all_losses)
-    complete = sum(len(part) for part in kept) == count
-    return Survey(
-        count=count,
-        total_weight=float(all_weights.sum()),
-        losses=all_losses,
-        weights=all_weights,
-        correct=torch.cat(correct) if all(part is not None for part in correct) else None,  # type: ignore[arg-type]
-        output_shape=shape,
-        outputs=torch.cat(kept) if complete else None,
-        coupled=coupled,
-        fingerprint=str(fingerprint),
-    )
+    return surveyor.survey()
 
 
-def _checked_outputs(problem: Problem, batch: Batch) -> Tensor:
+class Surveyor:
+    """Looks at every batch of a first sweep, be it one of its own or one that has more to do with the outputs."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.coupled = False
+        self._losses: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._correct: list[Tensor | None] = []
+        self._kept: list[Tensor] = []
+        self._kept_numbers = 0
+        self._shape: tuple[int, ...] = ()
+        self._fingerprint = Fingerprint()
+
+    def add(self, batch: Batch, outputs: Tensor) -> Tensor:
+        """Take in one batch and its outputs; return the samples' weights in the mean loss."""
+        problem, outputs = self.problem, outputs.detach()
+        losses, weights = problem.loss.per_sample(outputs, batch.content)
+        if losses.shape != (batch.count,):
+            raise UsageError(
+                f"the loss gave values of shape {tuple(losses.shape)} for a batch of {batch.count}; "
+                "it must give one loss a sample, of shape (B,) or (B, T)"
+            )
+        if batch.start == 0:
+            self._shape = tuple(outputs.shape[1:])
+            self._look_twice(batch, outputs, losses)
+        self._losses.append(losses.detach().double().cpu())
+        self._weights.append(weights.detach().double().cpu())
+        self._correct.append(_correct(outputs, batch.content))
+        self._kept_numbers += outputs.numel()
+        if self._kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == self._shape:
+            self._kept.append(outputs.cpu())
+        self._fingerprint.add(tensors_of(batch.content))
+        return weights.detach()
+
+    @torch.no_grad()
+    def _look_twice(self, batch: Batch, outputs: Tensor, losses: Tensor) -> None:
+        """Run the first batch again, whole and in part: neither may change what its samples give."""
+        problem = self.problem
+        again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
+        if not _close(again, losses, problem.dtype):
+            raise SpiritlevelError(problem.disagreement())
+        self.coupled = _depends_on_neighbours(problem, batch, outputs)
+
+    def survey(self) -> Survey:
+        """Return what was found, after the last batch."""
+        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
+        _refuse_bad_losses(losses, weights)
+        count = len(losses)
+        correct = [part for part in self._correct if part is not None]
+        return Survey(
+            count=count,
+            total_weight=float(weights.sum()),
+            losses=losses,
+            weights=weights,
+            correct=torch.cat(correct) if len(correct) == len(self._correct) else None,
+            output_shape=self._shape,
+            outputs=torch.cat(self._kept) if sum(len(part) for part in self._kept) == count else None,
+            coupled=self.coupled,
+            fingerprint=str(self._fingerprint),
+        )
+
+
+def checked_outputs(problem: Problem, batch: Batch) -> Tensor:
+    """Return the model's outputs on a batch, or say why there are none to be measured."""
     try:
         outputs = problem.outputs(batch.content)
     except SpiritlevelError:

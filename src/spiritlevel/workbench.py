@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +39,7 @@ class Workbench:
         self._tolerance = tolerance
         self._maximum_probes = maximum_probes
         self._eigenpairs = eigenpairs
+        self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
         self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
 
     @cached_property
@@ -47,9 +49,28 @@ class Workbench:
 
         return forward_statistics(self.problem)
 
+    def begin(self, needs: Collection[str]) -> None:
+        """Look at the data for the first time, together with the blocks' sweep where that will be needed anyway."""
+        if "blocks" in needs and self.problem.may_be_surveyed_on_the_way:
+            # What stops it is told where the blocks are asked for; what is wrong with the data, by the survey alone.
+            with contextlib.suppress(Exception):
+                self.blocks  # noqa: B018
+            self._unclaimed = float(sum(self.problem.spent.values())) - 1
+        self.problem.survey  # noqa: B018
+
+    def claim(self, needs: Collection[str]) -> float:
+        """Return the passes that were made for these needs before anything asked for them, once."""
+        if "blocks" not in needs:
+            return 0.0
+        passes, self._unclaimed = self._unclaimed, 0.0
+        return passes
+
     @cached_property
     def gradient(self) -> GradientStats:
-        """The gradient of the mean loss and its noise."""
+        """The gradient of the mean loss and its noise, from the blocks' sweep where it took them along."""
+        blocks = self.__dict__.get("blocks")
+        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
+            return blocks.sums.beside.mean
         return mean_gradient(self.problem)
 
     @cached_property
@@ -69,7 +90,9 @@ class Workbench:
         blocks = self.__dict__.get("blocks")
         if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
             return blocks.sums.beside
-        return curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
+        found = curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
+        assert found is not None  # measures of it require samples that do not influence each other
+        return found
 
     @cached_property
     def radial(self) -> Any:

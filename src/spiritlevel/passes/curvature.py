@@ -18,12 +18,15 @@ from spiritlevel.data import slice_batch
 from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
 from spiritlevel.losses import Factor
 from spiritlevel.passes.fallback import Fallback
+from spiritlevel.passes.gradient import GradientStats, GradientSums
 from spiritlevel.passes.graph import Graph, look_at
 from spiritlevel.passes.linearity import Linearity
 from spiritlevel.passes.recording import Recorder
+from spiritlevel.passes.stages import Stages, find_stages
 from spiritlevel.problem import Batch, Problem
+from spiritlevel.survey import Surveyor, checked_outputs
 
-WANTS = ("diagonal", "rows", "columns", "transposed")
+WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
 # sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
 COLUMN_LIMIT = 32
@@ -35,9 +38,6 @@ TRIED = 16
 CHUNK_NUMBERS = 800_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
-
-# Of these, those of all columns together that are pulled back in one step.
-TOGETHER_NUMBERS = 4_000_000
 
 ColumnMaker = Callable[[Problem, Batch, Tensor, int], Factor]
 
@@ -85,6 +85,7 @@ class CurvatureSums:
     exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
     fallback: tuple[str, ...] = ()  # parameters that went the general way
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
+    mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
 
 
 def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
@@ -109,21 +110,30 @@ def curvature_sweep(
     beside: ColumnMaker | None = None,
     verify: bool = True,
     seed: int = 0,
-) -> CurvatureSums:
+) -> CurvatureSums | None:
     """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too.
 
-    ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal is
-    summed on the way.
+    ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal and
+    mean are summed on the way.  Where this is the first sweep over the data it takes the survey too.  None where
+    samples influence each other: they have no columns of their own.
     """
+    surveyor = Surveyor(problem) if problem.may_be_surveyed_on_the_way else None
+    if surveyor is None and problem.survey.coupled:
+        return None
     sweep = _Sweep(problem, wants)
-    other = None if beside is None else _Sweep(problem, frozenset({"diagonal"}))
+    other = None if beside is None else _Sweep(problem, frozenset({"diagonal", "mean"}))
     linearity = Linearity(problem) if verify else None
     with problem.session():
         for batch in problem.batches("curvature"):
             with Recorder(problem) as recorder:
-                outputs = problem.outputs(batch.content)
-            losses, _ = problem.loss.per_sample(outputs.detach(), batch.content)
-            problem.agrees(batch, losses)
+                outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
+            if surveyor is not None:
+                weights = surveyor.add(batch, outputs)
+                if surveyor.coupled:
+                    return None
+            else:
+                losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
+                problem.agrees(batch, losses)
             factor = columns_of(problem, batch, outputs.detach(), seed)
             if batch.start == 0:
                 sweep.begin(factor)
@@ -132,15 +142,17 @@ def curvature_sweep(
             sweep.choose_rules(batch, outputs, recorder, factor, graph)
             if linearity is not None:
                 linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
-            sweep.take(batch, outputs, recorder, factor)
+            sweep.take(batch, weights, outputs, recorder, factor)
             if beside is not None and other is not None:
                 factor = beside(problem, batch, outputs.detach(), seed)
                 if batch.start == 0:
                     other.begin(factor)
                 other.share_rules(sweep)
-                other.take(batch, outputs, recorder, factor)
+                other.take(batch, weights, outputs, recorder, factor)
     problem.spent["forward"] += 1
     problem.spent["column"] += sweep.column_count
+    if surveyor is not None:
+        problem.survey = surveyor.survey()
     found = sweep.result(linearity)
     if other is not None:
         problem.spent["column"] += other.column_count
@@ -155,13 +167,13 @@ class _Sweep:
         unknown = wants - set(WANTS)
         assert not unknown, unknown
         self.problem = problem
-        self.wants = wants
+        self.wants = wants - {"mean"}
         self.folds = 1
         self.column_count = 0
         self.exact_columns = True
         self.covered: list[str] = []  # layers whose rule agrees with autograd on the present batch
-        self.batched = False  # whether its columns can be pulled back together
-        self._by_graph: dict[int, tuple[list[str], bool]] = {}
+        self.stages = Stages()  # how its columns are pulled back
+        self._by_graph: dict[int, tuple[list[str], Stages]] = {}
         self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
         self.views = {
@@ -173,12 +185,14 @@ class _Sweep:
         if problem.device.type == "cuda":
             self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
         self.sums: dict[str, ParameterSums] = {}
-        # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.
-        self.weights = problem.survey.weights.to(problem.device)
+        # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.  Sums are
+        # divided by the samples' total weight only then: a first sweep does not know it before.
         self.layer_names = list(problem.layers)
         self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
-        self.sample_traces = torch.zeros_like(self.weights)
-        self.sample_folds: Tensor | None = None  # (F, N): each fold's estimate, where the columns are sketched
+        self.weights: list[Tensor] = []
+        self.sample_traces: list[Tensor] = []
+        self.sample_folds: list[Tensor] = []  # (F, B) a batch: each fold's estimate, where the columns are sketched
+        self.mean = GradientSums(problem) if "mean" in wants else None
 
     def begin(self, factor: Factor) -> None:
         """Fix, on the first batch, the folds and the accumulators."""
@@ -187,18 +201,16 @@ class _Sweep:
         self.column_count = len(factor.columns)
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
-        if not factor.exact:
-            self.sample_folds = self.weights.new_zeros(self.folds, len(self.weights))
 
     def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
             covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
-            # One large step is quicker than many small ones only while its numbers stay in the caches.
-            small = len(factor.columns) * recorder.numbers <= TOGETHER_NUMBERS
-            together = small and recorder.can_be_batched(outputs, factor.columns, covered)
-            self._by_graph[graph.signature] = covered, together
-        self.covered, self.batched = self._by_graph[graph.signature]
+            stages = find_stages(recorder, graph, covered, len(factor.columns))
+            if not recorder.can_be_staged(outputs, factor.columns, covered, stages):
+                stages = Stages()
+            self._by_graph[graph.signature] = covered, stages
+        self.covered, self.stages = self._by_graph[graph.signature]
         by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
         rest = tuple(name for name in self.problem.parameters if name not in by_rule)
         self.fallback = self._fallbacks.setdefault(rest, Fallback(self.problem, list(rest)))
@@ -217,7 +229,7 @@ class _Sweep:
 
     def share_rules(self, other: _Sweep) -> None:
         """Go by the rules another sweep has chosen for the same batch."""
-        self.covered, self.batched, self.fallback = other.covered, other.batched, other.fallback
+        self.covered, self.stages, self.fallback = other.covered, other.stages, other.fallback
         self._fallbacks = other._fallbacks
 
     def _empty(self, name: str) -> ParameterSums:
@@ -240,24 +252,28 @@ class _Sweep:
                 sums.transposed = zeros()
         return sums
 
-    def take(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
+    def take(self, batch: Batch, weights: Tensor, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
         """Add one batch to the sums."""
-        place = slice(batch.start, batch.start + batch.count)
-        weights = self.weights[place]
-        share = weights / self.problem.survey.total_weight
+        weights = weights.double()
         traces = weights.new_zeros(len(self.layer_names), batch.count)
+        folds = weights.new_zeros(self.folds, 0 if self.exact_columns else batch.count)
+        if self.mean is not None:
+            self.mean.begin(batch, weights)
         for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
             own = signs[:, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
-            coefficients = own * share[part] * (self.folds / factor.draws)
-            norms = self._add(self.sums[full], full, fold, gradients, coefficients)
+            coefficients = own * weights[part] * (self.folds / factor.draws)
+            norms = self._add(self.sums[full], full, fold, gradients, coefficients, part.start)
             own_traces = (own * norms).sum(0) / factor.draws
             traces[self.layer_names.index(self.owner[full].name), part] += own_traces
-            if self.sample_folds is not None:
-                first = batch.start + part.start
-                self.sample_folds[fold, first : first + len(own_traces)] += self.folds * own_traces
+            if not self.exact_columns:
+                folds[fold, part] += self.folds * own_traces
+        if self.mean is not None:
+            self.mean.end()
         self.moments += moments_over_data(traces, weights)
-        self.sample_traces[place] = traces.sum(0)
+        self.weights.append(weights)
+        self.sample_traces.append(traces.sum(0))
+        self.sample_folds.append(folds)
 
     def _pieces(
         self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
@@ -267,7 +283,7 @@ class _Sweep:
         from_deltas = recorder.gradients_from_deltas(names)
         for fold, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
-            for name, deltas in recorder.pull_back_all(outputs, columns, names, batched=self.batched).items():
+            for name, deltas in recorder.pull_back_all(outputs, columns, names, self.stages).items():
                 parameters = self.problem.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
@@ -287,14 +303,22 @@ class _Sweep:
                 yield fold, own[start : start + width]
 
     def _add(
-        self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
+        self,
+        sums: ParameterSums,
+        full: str,
+        fold: int,
+        gradients: SampleGradients,
+        coefficients: Tensor,
+        first: int,
     ) -> Tensor:
-        """Add the gradients of some columns and samples; coefficients (K, b).  Return their squared norms, (K, b)."""
+        """Add the gradients of some columns (K, b) of the batch's samples from ``first`` on; return their ‖·‖²."""
         norms = torch.empty_like(coefficients)
         for part, some in gradients.chunks(self.chunk_numbers):
-            norms[:, part] = some.squared_norms().double()
+            norms[:, part] = some.squared_norms()
             if self.wants:
                 self._add_forms(sums, full, fold, some, coefficients[:, part])
+            if self.mean is not None:
+                self.mean.add(full, some, first + part.start)
         sums.trace[fold] += (coefficients * norms).sum()
         return norms
 
@@ -322,18 +346,25 @@ class _Sweep:
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
         """Return the finished sums."""
-        spread = stderr_over_data(self.moments, self.weights)
+        weights = torch.cat(self.weights)
+        total = weights.sum()
+        for sums in self.sums.values():
+            for values in vars(sums).values():
+                if values is not None:
+                    values /= total
+        spread = stderr_over_data(self.moments, weights)
         stderr = [None] * len(self.layer_names) if spread is None else spread.tolist()
         return CurvatureSums(
             wants=self.wants,
             parameters=self.sums,
             layer_stderr=dict(zip(self.layer_names, stderr)),
-            sample_traces=self.sample_traces.cpu(),
-            sample_folds=None if self.sample_folds is None else self.sample_folds.cpu(),
+            sample_traces=torch.cat(self.sample_traces).cpu(),
+            sample_folds=None if self.exact_columns else torch.cat(self.sample_folds, 1).cpu(),
             exact_columns=self.exact_columns,
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
             fallback=tuple(dict.fromkeys(full for names in self._fallbacks for full in names)),
+            mean=None if self.mean is None else self.mean.result(float(total)),
         )
 
 

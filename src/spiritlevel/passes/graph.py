@@ -14,6 +14,7 @@ from torch import Tensor
 class Graph:
     """The structure behind some outputs; two batches with one signature went through the same operations."""
 
+    root: Any  # the node the outputs came from
     signature: int
     uses: Counter[int]  # id of a parameter -> operations that take it in
     before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
@@ -38,7 +39,7 @@ def look_at(outputs: Tensor) -> Graph:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
-    return Graph(hash(tuple(shape)), uses, before, frozenset(order), consumers)
+    return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, frozenset(order), consumers)
 
 
 def _leaf(node: Any) -> int | None:

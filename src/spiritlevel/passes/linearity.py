@@ -2,7 +2,8 @@
 
 If the outputs are piecewise linear in one layer's weights, that layer's block of the Hessian *is* its Gauss–Newton
 block.  The second derivative of u·f (u random, no loss involved) along random directions is then exactly 0.0, in the
-model's own dtype; any smooth operation on the way makes it differ from zero for the samples that reach it.
+model's own dtype; any smooth operation on the way makes it differ from zero for the samples that reach it.  So every
+batch is looked at, unless nothing among the recorded operations could ever be curved.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.graph import Graph
+from spiritlevel.passes.piecewise import linear_by_nature
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Batch, Problem
 
@@ -30,6 +32,7 @@ class Linearity:
             name: wrong.isdisjoint(layer.parameters.values()) for name, layer in problem.layers.items()
         }
         self._drawn: dict[int, Tensor] = {}
+        self._settled: set[int] = set()  # operations that were looked at once and need not be again
 
     def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph, covered: set[str]) -> None:
         """Look at one batch; a layer once found curved stays so.
@@ -39,8 +42,10 @@ class Linearity:
         called several times) are looked at in their parameters.
         """
         self._distrust_custom_functions(graph)
-        if not outputs.requires_grad:
+        if not outputs.requires_grad or graph.signature in self._settled:
             return
+        if linear_by_nature(graph):
+            self._settled.add(graph.signature)
         weights = self._random(outputs, 0)
         scalar = (weights * outputs).sum()
         open_layers = [name for name, exact in self.exact.items() if exact]

@@ -7,6 +7,7 @@ less, over all positions, once a column, where the pooling's own indices tell wh
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,13 +20,17 @@ from spiritlevel.passes.graph import Graph
 _MAX_POOLS = {"MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"}
 
 
-def pooled(
-    module: nn.Module, edge: GradientEdge, shape: torch.Size, graph: Graph
-) -> tuple[GradientEdge, Pooling] | None:
-    """Return the edge of the pooled output and what the pooling chose, None where there is no such pooling.
+@dataclass(frozen=True)
+class Stop:
+    """The pooled output of a layer: what the pooling chose, and what a ReLU before it lets through of a gradient."""
 
-    ``shape`` is that of the layer's output.
-    """
+    edge: GradientEdge
+    pooling: Pooling
+    gate: Tensor | None  # 1 or 0, in the shape of the pooled output
+
+
+def pooled(module: nn.Module, edge: GradientEdge, shape: torch.Size, graph: Graph) -> Stop | None:
+    """Return the pooled output of a layer whose own output has ``shape``, None where there is no such pooling."""
     if not isinstance(module, (nn.Conv2d, nn.Conv3d)):
         return None
     rectified: Tensor | None = None
@@ -35,17 +40,16 @@ def pooled(
         node = _only_consumer(node, graph)
     if node is None or node.name() not in _MAX_POOLS:
         return None
-    spatial = shape[2:]
-    positions = node._saved_result1  # torch keeps the indices among the flattened positions of a channel
-    if positions.ndim != len(shape) or positions.shape[:2] != shape[:2]:
+    chosen = node._saved_result1  # torch keeps the indices among the flattened positions of a channel
+    if chosen.ndim != len(shape) or chosen.shape[:2] != shape[:2]:
         return None
-    positions = positions.flatten(2)
-    opened = None
+    positions = chosen.flatten(2)
+    gate = None
     if rectified is not None:
         if rectified.shape != shape:
             return None
-        opened = rectified.detach().flatten(2).gather(2, positions) > 0
-    return GradientEdge(node, 0), Pooling(positions, opened, math.prod(spatial))
+        gate = rectified.detach().flatten(2).gather(2, positions).sign_().reshape(chosen.shape)
+    return Stop(GradientEdge(node, 0), Pooling(positions, math.prod(shape[2:])), gate)
 
 
 def _only_consumer(node: Any, graph: Graph) -> Any | None:

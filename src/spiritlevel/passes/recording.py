@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from spiritlevel.layers import FromDeltas, Pooling, rule_of
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.pooled import pooled
+from spiritlevel.passes.stages import Stages
 from spiritlevel.problem import Layer, Problem
 
 
@@ -34,6 +35,7 @@ class Recorder:
         self.stops: dict[str, list[GradientEdge]] = self.edges  # where gradients are pulled back to
         self.graph: Graph | None = None  # behind the outputs, once it was looked at
         self.poolings: dict[str, list[Pooling | None]] = {}  # of the layers that are stopped after a pooling
+        self._gates: dict[str, list[Tensor | None]] = {}  # of the rectifiers before these poolings
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -66,8 +68,9 @@ class Recorder:
                 pooled(self.layers[name].module, edge, shape, graph) for edge, shape in zip(edges, self.shapes[name])
             ]
             if any(found):
-                self.stops[name] = [edge if one is None else one[0] for edge, one in zip(edges, found)]
-                self.poolings[name] = [None if one is None else one[1] for one in found]
+                self.stops[name] = [edge if one is None else one.edge for edge, one in zip(edges, found)]
+                self.poolings[name] = [None if one is None else one.pooling for one in found]
+                self._gates[name] = [None if one is None else one.gate for one in found]
 
     @property
     def numbers(self) -> int:
@@ -91,61 +94,84 @@ class Recorder:
     def pull_back(
         self, outputs: Tensor, cotangent: Tensor, names: list[str], **options: Any
     ) -> dict[str, list[Tensor]]:
-        """Return the gradients of cotangent·outputs where each named layer's stop."""
+        """Return the gradients of cotangent·outputs behind each named layer's stop."""
         edges = [edge for name in names for edge in self.stops[name]]
         if not edges:
             return {}
         flat = iter(
             torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
         )
-        return {name: [next(flat) for _ in self.stops[name]] for name in names}
+        return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
+
+    def _gates_of(self, name: str) -> list[Tensor | None]:
+        return self._gates.get(name) or [None] * len(self.stops[name])
 
     def pull_back_all(
-        self, outputs: Tensor, columns: Tensor, names: list[str], *, batched: bool
+        self, outputs: Tensor, columns: Tensor, names: list[str], stages: Stages
     ) -> dict[str, list[Tensor]]:
-        """Return the gradients of all columns (K, B, ...) where each named layer's stop, (K, B, ...) a call.
+        """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
         A layer the outputs do not depend on is left out.  Samples come first in memory, so that the columns of one lie
         together for its products.
         """
-        if not names:
+        reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
+        together = [name for name in reached if name in stages.together]
+        apart = [name for name in reached if name not in stages.together]
+        raw = self._together(outputs, columns, together)
+        found = {name: [_gated(d, gate) for d, gate in zip(raw[name], self._gates_of(name))] for name in raw}
+        if stages.cut is None:
+            return found | self._apart(outputs, columns, apart)
+        return found | self._apart(self.stops[stages.cut][0], raw[stages.cut][0], apart)
+
+    def _together(self, outputs: Tensor, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
+        edges = [edge for name in names for edge in self.stops[name]]
+        if not edges:
             return {}
-        if batched:
-            reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
-            edges = [edge for name in reached for edge in self.stops[name]]
-            # Not is_grads_batched: its older kind of map takes every convolution one by one.
-            flat = iter(
-                torch.func.vmap(lambda column: torch.autograd.grad(outputs, edges, column, retain_graph=True))(columns)
-            )
-            return {name: [next(flat) for _ in self.stops[name]] for name in reached}
-        found = {}
+        # Not is_grads_batched: its older kind of map takes every convolution one by one.
+        flat = iter(
+            torch.func.vmap(lambda column: torch.autograd.grad(outputs, edges, column, retain_graph=True))(columns)
+        )
+        return {name: [next(flat) for _ in self.stops[name]] for name in names}
+
+    def _apart(self, start: Tensor | GradientEdge, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
+        edges = [edge for name in names for edge in self.stops[name]]
+        gates = [gate for name in names for gate in self._gates_of(name)]
+        if not edges:
+            return {}
+        gathered: list[Tensor] = []
         for k, column in enumerate(columns):
-            for name, deltas in self.pull_back(outputs, column, names, retain_graph=True).items():
-                if any(delta is None for delta in deltas):
-                    continue
-                if k == 0:
-                    found[name] = [d.new_empty((d.shape[0], len(columns), *d.shape[1:])) for d in deltas]
-                for into, delta in zip(found[name], deltas):
-                    into[:, k] = delta  # while it is still in the cache
-        return {name: [tensor.transpose(0, 1) for tensor in calls] for name, calls in found.items()}
+            deltas = torch.autograd.grad(start, edges, column, retain_graph=True)
+            if k == 0:
+                gathered = [d.new_empty((d.shape[0], len(columns), *d.shape[1:])) for d in deltas]
+            for into, delta, gate in zip(gathered, deltas, gates):  # while it is still in the cache
+                if gate is None:
+                    into[:, k] = delta
+                else:
+                    torch.mul(delta, gate, out=into[:, k])
+        flat = iter(tensor.transpose(0, 1) for tensor in gathered)
+        return {name: [next(flat) for _ in self.stops[name]] for name in names}
 
     def _reached(self, edge: GradientEdge) -> bool:
         return self.graph is None or edge.node in self.graph.nodes
 
-    def can_be_batched(self, outputs: Tensor, columns: Tensor, names: list[str]) -> bool:
-        """Whether pulling columns back together works for this model and agrees with pulling them back one by one."""
+    def can_be_staged(self, outputs: Tensor, columns: Tensor, names: list[str], stages: Stages) -> bool:
+        """Whether pulling columns back in stages works for this model and agrees with pulling them back one by one."""
         some = columns[:2]
         names = [name for name in names if name in self.edges]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it would loop over the columns itself
-                together = self.pull_back_all(outputs, some, names, batched=True)
+                staged = self.pull_back_all(outputs, some, names, stages)
         except Exception:  # an operation that cannot be mapped raises in its own way
             return False
-        apart = self.pull_back_all(outputs, some, names, batched=False)
+        apart = self.pull_back_all(outputs, some, names, Stages())
         tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
-        return together.keys() == apart.keys() and all(
+        return staged.keys() == apart.keys() and all(
             bool((a - b).abs().max() <= tolerance * b.abs().max())
             for name in apart
-            for a, b in zip(together[name], apart[name])
+            for a, b in zip(staged[name], apart[name])
         )
+
+
+def _gated(delta: Tensor, gate: Tensor | None) -> Tensor:
+    return delta if gate is None or delta is None else delta * gate

@@ -1,0 +1,62 @@
+"""Where to cut the way back: the small layers near the outputs take all columns at once, the large ones one by one.
+
+One large step is quicker than many small ones only while its numbers stay in the caches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spiritlevel.passes.graph import Graph
+
+if TYPE_CHECKING:
+    from spiritlevel.passes.recording import Recorder
+
+# Numbers of output gradients, of all columns together, that are pulled back in one step.
+TOGETHER_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Layers pulled back together, and those behind ``cut``, one of them, that are pulled back from there."""
+
+    together: tuple[str, ...] = ()
+    cut: str | None = None  # None: there is nothing behind
+
+
+def find_stages(recorder: Recorder, graph: Graph, names: list[str], columns: int) -> Stages:
+    """Return the most layers, counted from the outputs, whose gradients of all columns are few enough.
+
+    All ways from the outputs to the others must lead through one layer, whose gradients then tell all about theirs.
+    """
+    numbers = {name: columns * sum(math.prod(shape) for shape in recorder.shapes[name]) for name in names}
+    if sum(numbers.values()) <= TOGETHER_NUMBERS:
+        return Stages(tuple(names))
+    best = Stages()
+    for cut in names:
+        if len(recorder.stops[cut]) != 1:
+            continue
+        before = _reached_without(recorder.stops[cut][0].node, graph)
+        together = tuple(
+            name for name in names if name == cut or any(edge.node in before for edge in recorder.stops[name])
+        )
+        # A layer called on both sides of the cut would need gradients from both.
+        split = any(not all(edge.node in before for edge in recorder.stops[name]) for name in together if name != cut)
+        small = sum(numbers[name] for name in together) <= TOGETHER_NUMBERS
+        if small and not split and len(together) > len(best.together):
+            best = Stages(together, cut)
+    return best
+
+
+def _reached_without(node: Any, graph: Graph) -> set[Any]:
+    """Return the nodes that a way from the outputs leads to without passing ``node``."""
+    seen, stack = {node}, [graph.root]
+    while stack:
+        current = stack.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        stack.extend(child for child, _ in current.next_functions)
+    return seen - {node}
