@@ -90,7 +90,9 @@ def test_the_gradient_on_the_way_is_that_of_a_pass_of_its_own(data: Data, batch_
 
     problem = Problem(small_net(nn.Tanh), data, loss, batch_size=batch_size)
     sums = Blocks(problem, frozenset({"fisher"})).sums
-    assert sums is not None and sums.beside is not None and sums.beside.mean is not None
+    assert sums is not None
+    assert sums.beside is not None
+    assert sums.beside.mean is not None
     expected, found = mean_gradient(problem), sums.beside.mean
     torch.testing.assert_close(found.vector, expected.vector, rtol=1e-10, atol=1e-14)
     assert found.norm == pytest.approx(expected.norm, rel=1e-10)
@@ -109,7 +111,8 @@ def test_the_header_does_not_depend_on_which_measures_run(data: Data) -> None:
 def test_a_shared_sweep_is_counted_with_the_first_measure_that_needs_it(data: Data) -> None:
     report = sl.measure(Problem(small_net(), data), ["weight_norm", "hessian_trace", "relative_flatness"])
     spent = {name: report[name].passes for name in report}
-    assert spent["weight_norm"] == 0 and spent["relative_flatness"] == 0
+    assert spent["weight_norm"] == 0
+    assert spent["relative_flatness"] == 0
     assert spent["hessian_trace"] == 2  # one column less than there are classes; the forward pass is the survey's
 
 
@@ -189,7 +192,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model, expected",
+    ("model", "expected"),
     [
         (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.Linear(5, 3)), True),
         (nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(), nn.Linear(5, 3)), True),
