@@ -208,6 +208,28 @@ def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert len(operator.products._kept or []) == 2  # the batches themselves
 
 
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_graphs_are_kept_while_there_is_room(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["conv2d_strided_padded"].problem()
+    size, number = graph_bytes(problem)
+    assert number == 2
+    dense, block = Dense(problem).hessian, vectors(problem, 5)
+    operator = HessianOperator(problem, strategy="batched", keep_graphs=None)
+    monkeypatch.setattr(type(operator.products), "_room", property(lambda self: (batches + 0.5) * size))
+    for columns in (block, block[:, 0], block[:, :3]):  # later products have other widths than the first
+        assert distance(operator @ columns, dense @ columns) < 1e-12
+    assert len(operator.products._kept) == batches
+    operator.release()
+    assert distance(operator @ block, dense @ block) < 1e-12
+
+
+def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
+    model = nn.Sequential(nn.Linear(50, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(400, 50), torch.randint(3, (400,))
+    few, many = (sl.Problem(model, (x[:n], y[:n]), batch_size=20) for n in (40, 400))
+    assert graph_bytes(few)[0] == graph_bytes(many)[0]
+
+
 def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES["tanh"].problem()
     size, _ = graph_bytes(problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Source:
     form: str
     resized: Callable[[int], Iterator[Content]] | None = None  # in other batches, where nobody fixed them
     count: int | None = None  # of samples, for data in memory: two sweeps over it cannot differ
+    every: Callable[[int], Source] | None = None  # of every so many samples, where they are in memory
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
     notes: tuple[str, ...] = ()
 
@@ -85,9 +86,7 @@ def _open(data: Any, batch_size: int | None) -> Source:
     if arrays is not None:
         if count_of(arrays) == 0:
             raise SpiritlevelError("the data is empty: there is no sample to measure on")
-        size = batch_size or DEFAULT_BATCH_SIZE
-        resized = (lambda other: _slices(arrays, other)) if batch_size is None else None
-        return Source(lambda: _slices(arrays, size), "tensors", resized, count_of(arrays))
+        return _in_memory(arrays, "tensors", batch_size)
     if isinstance(data, IterableDataset):
         raise UsageError("an IterableDataset has no fixed batches of its own; wrap it in a DataLoader and pass that")
     if isinstance(data, Dataset) or (
@@ -104,6 +103,22 @@ def _open(data: Any, batch_size: int | None) -> Source:
     raise UsageError(
         f"data of type {type(data).__name__} is not understood; give (x, y) tensors, a Dataset, a DataLoader, "
         "or a list of (inputs, labels) or dict batches"
+    )
+
+
+def _in_memory(content: Content, form: str, batch_size: int | None) -> Source:
+    """Return tensors that are all there, in batches of one size."""
+
+    def every(step: int) -> Source:
+        chosen = map_tensors(content, lambda tensor: tensor[::step].contiguous() if tensor.ndim else tensor)
+        return _in_memory(chosen, form, batch_size)
+
+    return Source(
+        lambda: _slices(content, batch_size or DEFAULT_BATCH_SIZE),
+        form,
+        resized=(lambda size: _slices(content, size)) if batch_size is None else None,
+        count=count_of(content),
+        every=every,
     )
 
 
@@ -218,10 +233,7 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int 
         return Source(
             lambda: iter(batches), source.form, count=len(chosen), drawn_from=total, notes=(*source.notes, note)
         )
-    resized = (lambda other: _slices(kept, other)) if batch_size is None else None
-    return Source(
-        lambda: _slices(kept, size), source.form, resized, len(chosen), drawn_from=total, notes=(*source.notes, note)
-    )
+    return replace(_in_memory(kept, source.form, batch_size), drawn_from=total, notes=(*source.notes, note))
 
 
 def _all_labels(source: Source) -> np.ndarray:

@@ -20,6 +20,7 @@ from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.precision import full_float32
+from spiritlevel.quick_pooling import quick_pooling
 from spiritlevel.random_state import kept_random_state
 from spiritlevel.unfused import unfused
 
@@ -163,6 +164,14 @@ class Problem:
         other._doubts = []
         other.notes = list(self.notes)
         return other
+
+    def on_every(self, step: int) -> Problem:
+        """Return the same problem on every so many of its samples, which must be in memory."""
+        assert self.source.every is not None
+        few = self.on_network(self.model)
+        few.source = self.source.every(step)
+        few.progress = None
+        return few
 
     @property
     def forward_function(self) -> Callable[[nn.Module, Content], Any]:
@@ -342,10 +351,11 @@ class Problem:
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs on a batch, with some parameters replaced for this call where they are given."""
-        if parameters is None:
-            return self._forward(content)
-        replaced = {f"model.{name}": tensor for name, tensor in parameters.items()}
-        return torch.func.functional_call(self._forward, replaced, (content,))
+        with quick_pooling(self.device):
+            if parameters is None:
+                return self._forward(content)
+            replaced = {f"model.{name}": tensor for name, tensor in parameters.items()}
+            return torch.func.functional_call(self._forward, replaced, (content,))
 
     def agrees(self, batch: Batch, losses: Tensor) -> None:
         """Refuse to go on where a sweep sees other losses than the first one did."""

@@ -39,7 +39,7 @@ def on_samples(problem: Problem, kept: Tensor) -> Problem:
                 yield map_tensors(content, lambda t, local=local: t[local.to(t.device)] if t.ndim else t)  # type: ignore[misc]
 
     part = problem.on_network(problem.model)
-    part.source = replace(source, read=read, resized=None, count=None)
+    part.source = replace(source, read=read, resized=None, count=None, every=None)
     return part
 
 

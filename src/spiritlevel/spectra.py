@@ -160,6 +160,7 @@ def _pairs(
         max_sweeps=max_sweeps,
         max_basis=most,
         start=start,
+        linear=not matrix.path.differences,
         seed=seed,
         dtype=problem.dtype,
         device=problem.device,

@@ -11,6 +11,7 @@ from typing import Any
 from spiritlevel.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
 from spiritlevel.estimate import Estimate
 from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, top_eigenpairs
+from spiritlevel.first_guess import guessed_eigenvectors
 from spiritlevel.operators import HessianOperator
 from spiritlevel.operators.layer_tops import top_eigenvalues
 from spiritlevel.passes.curvature import CurvatureSums, curvature_sweep, fisher_columns
@@ -156,6 +157,7 @@ class Workbench:
 
     def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
         problem = self.problem
+        start = guessed_eigenvectors(problem, k, which, tolerance, self.seed)  # type: ignore[arg-type]
         matrix = HessianOperator(problem, keep_graphs=None)
         matrix.products.usual = USUAL_WIDTH
         try:
@@ -165,6 +167,8 @@ class Workbench:
                 k,
                 which,  # type: ignore[arg-type]
                 tolerance=tolerance,
+                start=start,
+                linear=not matrix.path.differences,
                 seed=self.seed,
                 dtype=problem.dtype,
                 device=problem.device,

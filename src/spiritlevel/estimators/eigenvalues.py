@@ -29,11 +29,14 @@ Which = Literal["largest", "smallest", "magnitude"]
 USUAL_WIDTH = 3
 # No residual can be asked to fall below this many roundings of the matrix's norm.
 ROUNDING_FLOOR = 50.0
+# A product with a Ritz vector is the same combination of the products with the basis, up to some roundings, which are
+# added to its residual.  Where a residual many times as large is good enough, that is the certificate.
+COMBINED_ROUNDINGS, WELL_ABOVE = 10.0, 50.0
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Approximate eigenpairs in the order asked for, with ||A v - value v|| measured by a product with each vector.
+    """Approximate eigenpairs in the order asked for, with ||A v - value v|| from actual products as a certificate.
 
     An eigenvalue of A lies in every certificate interval [value - residual, value + residual].  That it is the
     largest, or the second largest, no residual can prove: the random start block makes it so with probability one in
@@ -79,6 +82,7 @@ def top_eigenpairs(
     width: int | None = None,
     max_basis: int | None = None,
     start: Tensor | None = None,
+    linear: bool = True,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -91,9 +95,9 @@ def top_eigenpairs(
     eigenvalue is met) the basis grows by the residuals of the wanted pairs that are not there yet, at most ``width`` of
     them a sweep (default half a block), up to ``max_basis`` vectors, of which the best Ritz vectors survive a restart.
     While all pairs are on their way that is block Krylov; a pair that has arrived costs nothing more.  Done when the
-    residual of every pair asked for, measured by one more product, is at most ``tolerance`` times the largest Ritz
-    value in magnitude; otherwise ``max_sweeps`` products are spent and the status says so, and the residuals say how
-    far it came.
+    residual of every pair asked for is at most ``tolerance`` times the largest Ritz value in magnitude; otherwise
+    ``max_sweeps`` products are spent and the status says so, and the residuals say how far it came.  Where rounding
+    might matter, or products are not ``linear`` (differences), residuals are measured by one more product.
     With ``relative_to="value"`` the residual must be small against the eigenvalue itself, down to rounding: ask for
     that at an end of the spectrum much shorter than the other (a slightly negative smallest eigenvalue beside a large
     positive one), where a residual small against the norm says nothing, not even about the sign.
@@ -120,6 +124,10 @@ def top_eigenpairs(
     if limit < k + 2 * block and limit < size:
         raise UsageError(f"max_basis must hold k + 2 block = {k + 2 * block} vectors; found {limit}.")
 
+    may_combine = (
+        linear and relative_to == "norm" and tolerance >= WELL_ABOVE * COMBINED_ROUNDINGS * torch.finfo(dtype).eps
+    )
+
     def arrived(values: Tensor, residuals: Tensor, scale: float) -> Tensor:
         allowed = torch.full_like(values, tolerance * scale)
         if relative_to == "value":
@@ -137,7 +145,7 @@ def top_eigenpairs(
         stop = callback is not None and bool(callback(search.sweeps, values, expected))
         last = stop or search.sweeps + 1 >= max_sweeps
         if search.full or last or (complete and bool(there.all())):
-            pairs = search.measured(arrived)
+            pairs = search.found(arrived, again=search.full or last or not may_combine)
             # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
             stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
             if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
@@ -225,18 +233,24 @@ class _Search:
         lengths = torch.tensor([length(row) for row in directions], dtype=torch.float64)
         return values[order], directions, lengths, float(values.abs().max())
 
-    def measured(self, arrived: Callable[[Tensor, Tensor, float], Tensor]) -> Eigenpairs:
-        """Multiply the wanted Ritz vectors and return them with Rayleigh quotients and residuals of that product."""
+    def found(self, arrived: Callable[[Tensor, Tensor, float], Tensor], *, again: bool) -> Eigenpairs:
+        """Return the wanted Ritz vectors with their Rayleigh quotients and residuals.
+
+        ``again``: of a product with each, not of the same combination of the products made so far.
+        """
         values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
         order = self._order(values)[: self.k]
-        rows = vectors[:, order].T.to(self.basis) @ self.basis[: self.held]
-        rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        images = self._product(rows)
+        inner = vectors[:, order].T.to(self.basis)
+        rows = inner @ self.basis[: self.held]
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows = rows / lengths
+        images = self._product(rows) if again else inner @ self.images[: self.held] / lengths
+        rounding = 0.0 if again else COMBINED_ROUNDINGS * self.eps * float(values.abs().max())
         quotients, residuals = [], []
         for row, image in zip(rows, images, strict=True):
             quotient = inner_product(row, image) / inner_product(row, row)
             quotients.append(quotient)
-            residuals.append(length(wide(image) - quotient * wide(row)) / length(row))
+            residuals.append(length(wide(image) - quotient * wide(row)) / length(row) + rounding)
         found = torch.tensor(quotients, dtype=torch.float64)
         errors = torch.tensor(residuals, dtype=torch.float64)
         order = self._order(found)

@@ -41,7 +41,10 @@ def graph_bytes(problem: Problem) -> tuple[int, int]:
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = storage.nbytes()
+            place = storage.data_ptr()
+            # A batch may be a small view of all the data there is; an expanded tensor is larger than what it holds.
+            size = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+            saved[place] = max(saved.get(place, 0), size)
             return tensor
 
         with problem.session():

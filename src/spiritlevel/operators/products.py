@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -22,7 +23,7 @@ Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite d
 # A strategy's products on a few samples must agree with the looped one's to this many parts of its length.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 # Shares of the free memory that a retained graph, or the graphs of all batches, may take.
-GRAPH_SHARE, KEPT_SHARE = 0.7, 0.25
+GRAPH_SHARE, KEPT_SHARE = 0.7, 0.4
 SMALL_GRAPH = 2**21  # bytes
 # Bytes of graph, times vectors, that a CPU works on at once: about what its caches hold.
 TOGETHER = 128 * 2**20
@@ -59,7 +60,10 @@ class Products:
         self.usual: int | None = None
         self.whole_batches = whole_batches
         self._keep = keep_graphs
-        self._kept: list[BatchProducts] | None = None
+        self._kept: list[BatchProducts] = []  # of the first batches, or pieces of them
+        self._ends: list[int] = []  # the sample behind each
+        self._complete = False  # what can be kept is kept
+        self._width = 1  # vectors of the sweep that decided how batches are cut
         self._chosen: str | None = None
         self._compiled: Callable[..., dict[str, Tensor]] | None = None
         self._differences = Path("finite differences", "finite differences", "they were asked for")
@@ -78,37 +82,52 @@ class Products:
     @property
     def keeps_graphs(self) -> bool:
         """Whether the graphs of all batches stay alive between sweeps."""
+        size, batches = graph_bytes(self.problem)
+        return size * batches <= self._room
+
+    @property
+    def _room(self) -> float:
+        """How many bytes of graphs may stay alive between sweeps."""
         if self._keep is None:
             if self.path.differences or self.strategy not in ("looped", "batched"):
-                return False
-            size, batches = graph_bytes(self.problem)
-            self._keep = size * batches <= KEPT_SHARE * free_bytes(self.problem.device)
-        return self._keep
+                return 0.0
+            return KEPT_SHARE * free_bytes(self.problem.device)
+        return math.inf if self._keep else 0.0
 
     def release(self) -> None:
         """Let go of the graphs that were kept."""
-        self._kept = None
+        self._kept, self._ends, self._complete = [], [], False
 
     def sweep(self, count: int, what: str) -> Iterator[BatchProducts]:
-        """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data."""
+        """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data.
+
+        The first sweep keeps the graphs of as many batches as there is room for; the others are built anew each time.
+        """
         problem = self.problem
         with problem.session():
-            if self._kept is not None:
-                for done, part in enumerate(self._kept, 1):
-                    yield part
-                    if problem.progress is not None:
-                        problem.progress(what, done * problem.survey.count // len(self._kept), problem.survey.count)
+            if not self._kept:
+                self._chosen, self._width, self._complete = self.strategy_for(count), count, False
+            for part, end in zip(self._kept, self._ends):
+                yield part
+                if problem.progress is not None:
+                    problem.progress(what, end, problem.survey.count)
+            first = self._ends[-1] if self._ends else 0
+            if first == problem.survey.count:
                 return
-            self._chosen = self.strategy_for(count)
-            kept: list[BatchProducts] = []
-            for batch in problem.batches(what):
-                for piece in self._pieces(batch, count):
-                    part = self._made(piece, self.names, self._chosen)
-                    yield part
-                    if self.keeps_graphs:
-                        kept.append(part)
-            if self.keeps_graphs:
-                self._kept = kept
+            room = 0.0 if self._complete else self._room
+            for piece in self._pieces_from(first, what):
+                part = self._made(piece, self.names, self.strategy)
+                yield part
+                room -= self._bytes_a_sample * piece.count
+                if room >= 0:
+                    self._kept.append(part)
+                    self._ends.append(piece.start + piece.count)
+            self._complete = True
+
+    def _pieces_from(self, first: int, what: str) -> Iterator[Batch]:
+        for batch in self.problem.batches(what):
+            if batch.start + batch.count > first:
+                yield from (piece for piece in self._pieces(batch, self._width) if piece.start >= first)
 
     def multiply(
         self, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"

@@ -61,7 +61,8 @@ class Perturbed:
         """Return what each function reads off the outputs of every sample, one (K, N) in float64 on the CPU each."""
         problem = self.problem
         found = [[torch.zeros(0, problem.survey.count, dtype=torch.float64)] for _ in readings]
-        for few in self._chunks(map(self._laid_out, sets) if self._channels_last else sets):
+        last = self._channels_last
+        for few in self._chunks(self._laid_out(one, last) for one in sets):
             columns: list[list[Tensor]] = [[] for _ in readings]
             with problem.session(), torch.no_grad():
                 for batch in self._batches():
@@ -86,16 +87,17 @@ class Perturbed:
         try:
             with problem.session(), torch.no_grad():
                 batch = next(problem.batches())
-                problem.agrees(batch, self._losses(batch, self._laid_out(own))[0])
+                problem.agrees(batch, self._losses(batch, self._laid_out(own, True))[0])
         except (RuntimeError, SpiritlevelError):
             return False
         return True
 
     @staticmethod
-    def _laid_out(parameters: Parameters) -> dict[str, Tensor]:
-        # A clone: a weight with one input channel counts as laid out either way, and would be left as it is.
+    def _laid_out(parameters: Parameters, channels_last: bool) -> dict[str, Tensor]:
+        # Clones: a weight with one input channel counts as laid out either way, and would be left as it is.
+        layout = {4: torch.channels_last} if channels_last else {}
         return {
-            name: tensor.detach().clone(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+            name: tensor.detach().clone(memory_format=layout.get(tensor.ndim, torch.contiguous_format))
             for name, tensor in parameters.items()
         }
 
@@ -123,7 +125,10 @@ class Perturbed:
         problem = self.problem
         losses_found, gradients_found = [], []
         for few in self._chunks(sets):
-            leaves = [{name: tensor.detach().clone().requires_grad_() for name, tensor in one.items()} for one in few]
+            leaves = [
+                {name: tensor.requires_grad_() for name, tensor in self._laid_out(one, self._channels_last).items()}
+                for one in few
+            ]
             totals = [{n: torch.zeros_like(t, dtype=torch.float64) for n, t in one.items()} for one in few]
             values = torch.zeros(len(few), dtype=torch.float64)
             with problem.session():
