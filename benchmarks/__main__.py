@@ -17,7 +17,7 @@ from benchmarks.timing import Work, measure
 
 # Samples of each work.  A GPU gets data worth its while, and no peer to wait for.
 FULL = {
-    "trace": 1024, "probes": 20, "lenet5": 2048, "fcnbn": 1024, "resnet18": 128, "peer_samples": 4, "layers": 256,
+    "trace": 1024, "probes": 20, "lenet5": 2048, "fcnbn": 1024, "resnet18": 128, "peer_samples": 24, "layers": 256,
     "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 10_000,
 }  # fmt: skip
 QUICK = {

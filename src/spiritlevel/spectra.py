@@ -232,6 +232,7 @@ class _Run:
         self.nodes: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.residuals: list[Tensor] = []
+        self.counted: list[Quadrature] = []
         self.top = (torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
         self.extremes: dict[str, tuple[float, float, Tensor]] = {}
         self.exact_trace, self.control = self._known_trace()
@@ -256,6 +257,8 @@ class _Run:
             nodes=torch.cat(self.nodes),
             weights=torch.cat(self.weights),
             residuals=torch.cat(self.residuals),
+            counted_nodes=torch.cat([found.nodes for found in self.counted]),
+            counted_weights=torch.cat([found.weights for found in self.counted]),
             top_values=self.top[0],
             top_residuals=self.top[1],
             rounding=self.rounding,
@@ -296,6 +299,7 @@ class _Run:
         self.rounding = found.rounding
         self.nodes.append(found.nodes)
         self.weights.append(found.weights)
+        self.counted.append(Quadrature.counted(run))
         self.residuals.append(run.residual_bounds)
         by_trace = lanczos_trace(run, control=self._control_forms(start))
         by_square = frobenius_squared(run)

@@ -34,6 +34,7 @@ TITLES = {
 }
 _ESTIMATES = ("eigenvalue_max", "eigenvalue_min", "trace", "frobenius_squared")
 _TENSORS = ("nodes", "weights", "residuals", "top_values", "top_residuals")
+_COUNTED = ("counted_nodes", "counted_weights")
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,25 @@ class Spectrum(Saved):
     settings: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     header: dict[str, Any] = field(default_factory=dict)
+    # (K, m + d) nodes and weights with d outliers counted instead of sampled, some weights negative: the density's.
+    counted_nodes: Tensor | None = None
+    counted_weights: Tensor | None = None
 
     @property
     def quadrature(self) -> Quadrature:
         """Nodes and weights as a quadrature of functions of the matrix."""
-        mass = torch.full((len(self.nodes),), float(self.size), dtype=torch.float64)  # squared length of random signs
-        return Quadrature(self.nodes, self.weights, mass, self.rounding)
+        return self._quadrature(self.nodes, self.weights)
+
+    @property
+    def counted(self) -> Quadrature:
+        """The same with the outliers counted instead of sampled."""
+        if self.counted_nodes is None or self.counted_weights is None:
+            return self.quadrature
+        return self._quadrature(self.counted_nodes, self.counted_weights)
+
+    def _quadrature(self, nodes: Tensor, weights: Tensor) -> Quadrature:
+        mass = torch.full((len(nodes),), float(self.size), dtype=torch.float64)  # squared length of random signs
+        return Quadrature(nodes, weights, mass, self.rounding)
 
     @property
     def path(self) -> str:
@@ -89,11 +103,11 @@ class Spectrum(Saved):
 
     def density(self, grid: Tensor | None = None, *, width: float = 0.01, points: int = 1001) -> Band:
         """Return the spectral density with its band over probes; ``width`` is the kernel's, relative to the range."""
-        return self.quadrature.density(grid, width=width, points=points)
+        return self.counted.density(grid, width=width, points=points)
 
     def cumulative(self, grid: Tensor) -> Band:
         """Return the share of eigenvalues at or below each grid point, unsmoothed."""
-        return self.quadrature.cumulative(grid)
+        return self.counted.cumulative(grid)
 
     @property
     def negative_mass(self) -> Estimate:
@@ -236,7 +250,7 @@ class Spectrum(Saved):
             "negative_mass": estimate_record(self.negative_mass),
             "effective_dimension": estimate_record(self.effective_dimension()),
             "outliers": as_json(vars(self.outliers)),
-            **{name: as_json(getattr(self, name)) for name in _TENSORS},
+            **{name: as_json(getattr(self, name)) for name in (*_TENSORS, *_COUNTED)},
             "settings": as_json(self.settings),
             "plan": as_json(self.plan),
             "header": as_json(self.header),
@@ -251,4 +265,6 @@ class Spectrum(Saved):
             parts: dict[str, Any] = {name: record[name] for name in plain}
             parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
             parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
+            known = [name for name in _COUNTED if record.get(name) is not None]
+            parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in known})
             return cls(**parts)

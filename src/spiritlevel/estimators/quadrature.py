@@ -61,6 +61,32 @@ class Quadrature:
         eps = torch.finfo(result.basis.dtype).eps
         return cls(result.ritz_values, result.weights, result.start_norms.square(), 4 * eps)
 
+    @classmethod
+    def counted(cls, result: Lanczos, deflate: int = 10) -> Quadrature:
+        """Return the same with the outliers counted instead of sampled: the more even picture of the two.
+
+        Of an eigenvector y found by other probes than z, the share (y . z)^2 / P that z happens to have of it is
+        replaced by the 1 / P it has on average.  The rest keeps its shape and fills up to 1.
+        """
+        plain = cls.of(result)
+        nodes = plain.nodes[:, -1:].repeat(1, deflate)  # where there are fewer pairs, with weight 0
+        weights = torch.zeros_like(nodes)
+        scale = torch.ones_like(nodes[:, :1])
+        for probe, values, overlaps in _independent_pairs(result, deflate, None):
+            count, mass = len(values), float(plain.mass[probe])
+            left = 1 - float(overlaps.sum()) / mass
+            if count == 0 or left < 0.5 or count > mass / 2:  # hardly anything would be left to be sampled
+                continue
+            scale[probe] = (1 - count / mass) / left
+            nodes[probe, :count] = values
+            weights[probe, :count] = (1 - scale[probe] * overlaps) / mass
+        return cls(
+            torch.cat([plain.nodes, nodes], 1),
+            torch.cat([plain.weights * scale, weights], 1),
+            plain.mass,
+            plain.rounding,
+        )
+
     def sum_of(self, function: Callable[[Tensor], Tensor]) -> SpectralSum:
         """Estimate the sum of ``function`` over all eigenvalues."""
         terms = self.weights * function(self.nodes)
@@ -219,17 +245,20 @@ def pooled_pairs(
     for probe in probes:
         found = result.ritz_values[probe]
         sizes = found.abs() if which == "magnitude" else found
-        for place in sizes.argsort(descending=True)[:count].tolist():
-            if result.residual_bounds[probe, place] <= 0.01 * found[place].abs():
-                candidates.append((float(sizes[place]), probe, place))
-    candidates.sort(reverse=True)
+        places = sizes.argsort(descending=True)[:count]
+        places = places[result.residual_bounds[probe, places] <= 0.01 * found[places].abs()]
+        vectors = result.ritz_vectors(probe, places)
+        candidates += [(float(sizes[place]), probe, int(place), row) for place, row in zip(places, vectors.T)]
+    candidates.sort(key=lambda candidate: candidate[:3], reverse=True)
     values: list[float] = []
     residuals: list[float] = []
     rows = torch.zeros(count, result.size).to(result.basis)
-    for _, probe, place in candidates:
+    for _, probe, place, candidate in candidates:
         if len(values) == count:
             break
-        row = orthogonalised(result.ritz_vectors(probe, [place])[:, 0], rows[: len(values)])
+        if float((rows[: len(values)] @ candidate).square().sum()) > 0.95:
+            continue  # another probe's find again
+        row = orthogonalised(candidate, rows[: len(values)])
         left = length(row)
         if left > 0.3:  # otherwise another probe's find again, up to what neither has converged to
             rows[len(values)] = row / left

@@ -21,6 +21,7 @@ from spiritlevel.operators.differentiation import (
     push_forward,
     vector_jacobian,
 )
+from spiritlevel.operators.pieces import LinearPieces
 from spiritlevel.problem import Batch, Problem
 
 
@@ -50,7 +51,7 @@ class RetainedGraph:
         self.tensors = [problem.chosen_parameters[name] for name in names]
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
         own = {name: buffer.clone() for name, buffer in problem.model.named_buffers()} or None
-        with LinearConvolutions():
+        with LinearConvolutions(), LinearPieces():
             self.outputs = problem.outputs(batch.content, own)
         losses, weights = problem.loss.per_sample(self.outputs, batch.content)
         problem.agrees(batch, losses)

@@ -24,6 +24,7 @@ from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.convolutions import LinearConvolutions
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
+from spiritlevel.operators.pieces import LinearPieces
 from spiritlevel.problem import Batch, Problem
 
 Kind = Literal["double backward", "finite differences"]
@@ -179,7 +180,7 @@ class _Check:
     def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of the few samples plus a random combination of the outputs."""
         buffers = {name: self._cast(tensor).clone() for name, tensor in self.buffers.items()}
-        with LinearConvolutions():  # as products take them
+        with LinearConvolutions(), LinearPieces():  # as products take them
             outputs = self.problem.outputs(self.content, {**self.fixed, **buffers, **chosen})
         losses, weights = self.problem.loss.per_sample(outputs, self.content)
         if self.mixture is None:
