@@ -136,10 +136,35 @@ def test_columns_pulled_back_in_stages_are_the_same(data: Data, monkeypatch: pyt
             10**6: Stages(tuple(names)),
         }[limit]
         assert chosen == expected
-        one, other = (recorder.pull_back_all(outputs, columns, names, how) for how in (Stages(), chosen))
-    assert one.keys() == other.keys() == set(names)
-    for name in names:
-        torch.testing.assert_close(one[name][0], other[name][0], rtol=1e-12, atol=1e-15)
+        norms = []
+        for how in (Stages(), chosen):
+            deltas, rules = (
+                recorder.pull_back_all(outputs, columns, names, how),
+                recorder.gradients_from_deltas(names, how),
+            )
+            assert deltas.keys() == set(names)
+            norms.append([part.squared_norms() for name in names for part in rules[name](deltas[name]).values()])
+    torch.testing.assert_close(*norms, rtol=1e-12, atol=1e-15)
+
+
+def test_a_cut_after_a_pooling_gives_the_gradients_before_it(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sl.curvature(Problem(small_net(), data, batch_size=8))
+    monkeypatch.setattr(stages, "TOGETHER_NUMBERS", 4000)  # all but what comes before the pooling
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False).double(), *small_net())
+    nn.init.ones_(model[0].weight)
+    cuts = []
+    original = find_stages
+
+    def watched(*arguments):  # type: ignore[no-untyped-def]
+        cuts.append(original(*arguments))
+        return cuts[-1]
+
+    monkeypatch.setattr("spiritlevel.passes.curvature.find_stages", watched)
+    found = sl.curvature(Problem(model, data, batch_size=8))
+    assert cuts[0].cut == "1"
+    for name, part in expected.diagonal.items():
+        place, kind = name.split(".")
+        torch.testing.assert_close(found.diagonal[f"{int(place) + 1}.{kind}"], part, rtol=1e-10, atol=1e-15)
 
 
 def test_a_shortcut_around_a_layer_leaves_nothing_to_cut_at() -> None:

@@ -14,21 +14,27 @@ class Fingerprint:
     """Takes in batch after batch.
 
     Each sample becomes one number where it lies, a sum of its bits times odd constants modulo 2^64; only these numbers
-    leave a GPU.  They go through one hash for each field of the data.
+    leave a GPU, and only at the end.  They go through one hash for each field of the data.
     """
 
     def __init__(self) -> None:
-        self._fields: list[hashlib.blake2b] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._fields: list[list[Tensor]] = []
 
     def add(self, tensors: list[Tensor]) -> None:
         """Take in the fields of a batch."""
         for position, tensor in enumerate(tensors):
             if position == len(self._fields):
-                self._fields.append(hashlib.blake2b(str(tuple(tensor.shape[1:])).encode(), digest_size=8))
-            self._fields[position].update(_numbers(tensor.detach()).cpu().numpy().tobytes())
+                self._shapes.append(tuple(tensor.shape[1:]))
+                self._fields.append([])
+            self._fields[position].append(_numbers(tensor.detach()))
 
     def __str__(self) -> str:
-        return hashlib.blake2b(b"".join(field.digest() for field in self._fields), digest_size=8).hexdigest()
+        digests = [
+            hashlib.blake2b(str(shape).encode() + torch.cat(numbers).cpu().numpy().tobytes(), digest_size=8).digest()
+            for shape, numbers in zip(self._shapes, self._fields)
+        ]
+        return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
 
 
 def _numbers(tensor: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class Surveyor:
         self.coupled = False
         self._losses: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self._finite: list[Tensor] = []
         self._correct: list[Tensor | None] = []
         self._kept: list[Tensor] = []
         self._kept_numbers = 0
@@ -69,6 +70,10 @@ class Surveyor:
     def add(self, batch: Batch, outputs: Tensor) -> Tensor:
         """Take in one batch and its outputs; return the samples' weights in the mean loss."""
         problem, outputs = self.problem, outputs.detach()
+        finite = torch.isfinite(outputs.reshape(batch.count, -1)).all(1)
+        if batch.start == 0 or not outputs.is_cuda:  # a GPU's later batches are looked at when the sweep ends
+            _refuse_not_finite(finite, batch.start)
+        self._finite.append(finite)
         losses, weights = problem.loss.per_sample(outputs, batch.content)
         if losses.shape != (batch.count,):
             raise UsageError(
@@ -78,12 +83,13 @@ class Surveyor:
         if batch.start == 0:
             self._shape = tuple(outputs.shape[1:])
             self._look_twice(batch, outputs, losses)
-        self._losses.append(losses.detach().double().cpu())
-        self._weights.append(weights.detach().double().cpu())
+        # All stays where it is until the sweep ends, so that a GPU does not wait for it.
+        self._losses.append(losses.detach().double())
+        self._weights.append(weights.detach().double())
         self._correct.append(_correct(outputs, batch.content))
         self._kept_numbers += outputs.numel()
         if self._kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == self._shape:
-            self._kept.append(outputs.cpu())
+            self._kept.append(outputs)
         self._fingerprint.add(tensors_of(batch.content))
         return weights.detach()
 
@@ -98,7 +104,8 @@ class Surveyor:
 
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""
-        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
+        losses, weights = torch.cat(self._losses).cpu(), torch.cat(self._weights).cpu()
+        _refuse_not_finite(torch.cat(self._finite))
         _refuse_bad_losses(losses, weights)
         count = len(losses)
         correct = [part for part in self._correct if part is not None]
@@ -107,9 +114,9 @@ class Surveyor:
             total_weight=float(weights.sum()),
             losses=losses,
             weights=weights,
-            correct=torch.cat(correct) if len(correct) == len(self._correct) else None,
+            correct=torch.cat(correct).cpu() if len(correct) == len(self._correct) else None,
             output_shape=self._shape,
-            outputs=torch.cat(self._kept) if sum(len(part) for part in self._kept) == count else None,
+            outputs=torch.cat(self._kept).cpu() if sum(len(part) for part in self._kept) == count else None,
             coupled=self.coupled,
             fingerprint=str(self._fingerprint),
         )
@@ -132,12 +139,15 @@ def checked_outputs(problem: Problem, batch: Batch) -> Tensor:
             f"the model gave outputs of shape {tuple(outputs.shape)} for a batch of {batch.count} samples; "
             "their first dimension must be the samples"
         )
-    if not bool(torch.isfinite(outputs).all()):
-        bad = int((~torch.isfinite(outputs.reshape(batch.count, -1)).all(1)).nonzero()[0]) + batch.start
+    return outputs
+
+
+def _refuse_not_finite(finite: Tensor, start: int = 0) -> None:
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0]) + start
         raise SpiritlevelError(
             f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
         )
-    return outputs
 
 
 def _depends_on_neighbours(problem: Problem, batch: Batch, outputs: Tensor) -> bool:
@@ -182,4 +192,4 @@ def _correct(outputs: Tensor, content: Content) -> Tensor | None:
         return None
     if outputs.ndim != 2 or outputs.shape[1] < 2 or labels.shape != outputs.shape[:1] or labels.is_floating_point():
         return None
-    return (outputs.argmax(1) == labels).cpu()
+    return outputs.argmax(1) == labels

@@ -149,6 +149,8 @@ def curvature_sweep(
                     other.begin(factor)
                 other.share_rules(sweep)
                 other.take(batch, weights, outputs, recorder, factor)
+        if linearity is not None:
+            linearity.finish()
     problem.spent["forward"] += 1
     problem.spent["column"] += sweep.column_count
     if surveyor is not None:
@@ -280,7 +282,7 @@ class _Sweep:
     ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
         """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
         names = [name for name in self.covered if name in recorder.edges]
-        from_deltas = recorder.gradients_from_deltas(names)
+        from_deltas = recorder.gradients_from_deltas(names, self.stages)
         for fold, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
             for name, deltas in recorder.pull_back_all(outputs, columns, names, self.stages).items():

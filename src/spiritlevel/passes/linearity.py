@@ -26,11 +26,9 @@ class Linearity:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        # Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.
-        wrong = path_of(problem).wrong
-        self.exact: dict[str, bool] = {
-            name: wrong.isdisjoint(layer.parameters.values()) for name, layer in problem.layers.items()
-        }
+        self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
+        if problem.device.type != "cuda":
+            self._distrust_second_derivatives()
         self._drawn: dict[int, Tensor] = {}
         self._settled: set[int] = set()  # operations that were looked at once and need not be again
 
@@ -61,6 +59,18 @@ class Linearity:
                 own = self.problem.layers[name].parameters.values()
                 tensors = [self.problem.chosen_parameters[full] for full in own]
                 self.exact[name] = not self._is_curved(scalar, tensors)
+
+    def finish(self) -> None:
+        """End the sweep.  A GPU makes one check of many small steps only now, beside what it still works on."""
+        if self.problem.device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream(self.problem.device)):
+                self._distrust_second_derivatives()
+
+    def _distrust_second_derivatives(self) -> None:
+        """Where autograd's second derivatives are wrong or missing, a zero among them proves nothing."""
+        wrong = path_of(self.problem).wrong
+        for name, layer in self.problem.layers.items():
+            self.exact[name] = self.exact[name] and wrong.isdisjoint(layer.parameters.values())
 
     def _distrust_custom_functions(self, graph: Graph) -> None:
         """Layers before a custom autograd function cannot be verified: its backward may hide its curvature."""

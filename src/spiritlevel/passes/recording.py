@@ -81,13 +81,14 @@ class Recorder:
         """Names of the layers that were called exactly once."""
         return {name for name, edges in self.edges.items() if len(edges) == 1}
 
-    def gradients_from_deltas(self, names: list[str]) -> dict[str, FromDeltas]:
+    def gradients_from_deltas(self, names: list[str], stages: Stages | None = None) -> dict[str, FromDeltas]:
         """Return, for each named layer, the function from its output gradients to its parameters' gradients."""
         found = {}
         for name in names:
             rule = rule_of(self.layers[name].module)
             assert rule is not None
-            known = (self.poolings[name],) if name in self.poolings else ()
+            spread = stages is not None and name == stages.cut  # its gradients are those before the pooling
+            known = (self.poolings[name],) if name in self.poolings and not spread else ()
             found[name] = rule(self.layers[name].module, self.inputs[name], *known)
         return found
 
@@ -112,7 +113,8 @@ class Recorder:
         """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
         A layer the outputs do not depend on is left out.  Samples come first in memory, so that the columns of one lie
-        together for its products.
+        together for its products.  Where the way is cut after a pooling, that layer's gradients are those of its own
+        output: the way back from there needs them, and then they serve the layer as well.
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
         together = [name for name in reached if name in stages.together]
@@ -121,7 +123,15 @@ class Recorder:
         found = {name: [_gated(d, gate) for d, gate in zip(raw[name], self._gates_of(name))] for name in raw}
         if stages.cut is None:
             return found | self._apart(outputs, columns, apart)
-        return found | self._apart(self.stops[stages.cut][0], raw[stages.cut][0], apart)
+        found[stages.cut] = [self._spread(stages.cut, found[stages.cut][0])]
+        return found | self._apart(self.edges[stages.cut][0], found[stages.cut][0], apart)
+
+    def _spread(self, name: str, deltas: Tensor) -> Tensor:
+        """Return gradients behind a layer's stop as those of its own output."""
+        (pooling,) = self.poolings.get(name, [None])
+        if pooling is None:
+            return deltas
+        return pooling.spread(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
 
     def _together(self, outputs: Tensor, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
         edges = [edge for name in names for edge in self.stops[name]]
@@ -165,6 +175,8 @@ class Recorder:
         except Exception:  # an operation that cannot be mapped raises in its own way
             return False
         apart = self.pull_back_all(outputs, some, names, Stages())
+        if stages.cut is not None:
+            apart[stages.cut] = [self._spread(stages.cut, apart[stages.cut][0])]
         tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
         return staged.keys() == apart.keys() and all(
             bool((a - b).abs().max() <= tolerance * b.abs().max())
