@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,28 @@ from .softmax import softmax_factor_times, softmax_hessian_times
 
 # Output entries, over samples and draws, that are held in float64 at one time when sketching.
 ENTRIES_AT_ONCE = 1 << 22
+
+
+# The last tensor on a GPU whose labels were all found in range, with its version, the classes and what is ignored.
+_known: tuple[weakref.ref[Tensor], int, int, int] | None = None
+
+
+def _out_of_range(labels: Tensor, classes: int, ignored: int) -> Tensor:
+    return (labels != ignored) & ((labels < 0) | (labels >= classes))
+
+
+def _whole_in_range(labels: Tensor, classes: int, ignored: int) -> bool:
+    """Whether all labels are in range in the tensor that these are a part of; looked at once, so that a GPU need not
+    be waited for with every batch."""
+    global _known
+    whole = labels if labels._base is None else labels._base
+    key = (whole._version, classes, ignored)
+    if _known is not None and _known[0]() is whole and _known[1:] == key:
+        return True
+    if whole.is_floating_point() or bool(_out_of_range(whole, classes, ignored).any()):
+        return False
+    _known = (weakref.ref(whole), *key)
+    return True
 
 
 @dataclass(frozen=True)
@@ -160,7 +183,9 @@ class CrossEntropy(Loss):
     def _check_range(self, labels: Tensor, classes: int) -> None:
         if torch.compiler.is_compiling():
             return  # looking at values would break the graph; the first sweep over the data has checked them
-        wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= classes))
+        if labels.is_cuda and _whole_in_range(labels, classes, self.ignore_index):
+            return
+        wrong = _out_of_range(labels, classes, self.ignore_index)
         if bool(wrong.any()):
             sample, position = wrong.nonzero()[0].tolist()
             where = f"sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")

@@ -208,7 +208,8 @@ class _Sweep:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
             covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
-            stages = find_stages(recorder, graph, covered, len(factor.columns))
+            room = self.column_numbers if outputs.is_cuda else None
+            stages = find_stages(recorder, graph, covered, len(factor.columns), room)
             if not recorder.can_be_staged(outputs, factor.columns, covered, stages):
                 stages = Stages()
             self._by_graph[graph.signature] = covered, stages

@@ -1,6 +1,7 @@
 """Where to cut the way back: the small layers near the outputs take all columns at once, the large ones one by one.
 
-One large step is quicker than many small ones only while its numbers stay in the caches.
+On a CPU one large step is quicker than many small ones only while its numbers stay in the caches; on a GPU, only where
+it is not a convolution.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from spiritlevel.passes.graph import Graph
 
 if TYPE_CHECKING:
     from spiritlevel.passes.recording import Recorder
 
-# Numbers of output gradients, of all columns together, that are pulled back in one step.
+# Numbers of output gradients, of all columns together, that a CPU pulls back in one step.
 TOGETHER_NUMBERS = 4_000_000
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,20 @@ class Stages:
     cut: str | None = None  # None: there is nothing behind
 
 
-def find_stages(recorder: Recorder, graph: Graph, names: list[str], columns: int) -> Stages:
+def find_stages(
+    recorder: Recorder, graph: Graph, names: list[str], columns: int, room_on_gpu: int | None = None
+) -> Stages:
     """Return the most layers, counted from the outputs, whose gradients of all columns are few enough.
 
     All ways from the outputs to the others must lead through one layer, whose gradients then tell all about theirs.
+    ``room_on_gpu``: numbers that a GPU has memory for.
     """
+    limit = TOGETHER_NUMBERS if room_on_gpu is None else room_on_gpu
+    convolved = {name for name in names if isinstance(recorder.layers[name].module, _CONVOLUTIONS)}
+    if room_on_gpu is None:
+        convolved = set()
     numbers = {name: columns * sum(math.prod(shape) for shape in recorder.shapes[name]) for name in names}
-    if sum(numbers.values()) <= TOGETHER_NUMBERS:
+    if sum(numbers.values()) <= limit and not convolved:
         return Stages(tuple(names))
     best = Stages()
     for cut in names:
@@ -44,7 +55,7 @@ def find_stages(recorder: Recorder, graph: Graph, names: list[str], columns: int
         )
         # A layer called on both sides of the cut would need gradients from both.
         split = any(not all(edge.node in before for edge in recorder.stops[name]) for name in together if name != cut)
-        small = sum(numbers[name] for name in together) <= TOGETHER_NUMBERS
+        small = sum(numbers[name] for name in together) <= limit and not convolved & {*together} - {cut}
         if small and not split and len(together) > len(best.together):
             best = Stages(together, cut)
     return best
