@@ -11,7 +11,7 @@ from spiritlevel.data import count_of, map_tensors, slice_batch
 if TYPE_CHECKING:
     from spiritlevel.problem import Problem
 
-LARGEST = 8192
+LARGEST = 16384
 TRIED = 4  # samples
 # Of the memory built in, not of what is free at the moment: the same machine then takes the same batches.
 SHARE = 1 / 32

@@ -207,10 +207,11 @@ class _Sweep:
     def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
-            covered = _agreeing_layers(self.problem, *self._small(batch, outputs, recorder, graph))
+            some, few, own = self._small(batch, outputs, recorder, graph)
+            covered = _agreeing_layers(self.problem, some, few, own)
             room = self.column_numbers if outputs.is_cuda else None
             stages = find_stages(recorder, graph, covered, len(factor.columns), room)
-            if not recorder.can_be_staged(outputs, factor.columns, covered, stages):
+            if not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
                 stages = Stages()
             self._by_graph[graph.signature] = covered, stages
         self.covered, self.stages = self._by_graph[graph.signature]
