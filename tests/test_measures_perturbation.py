@@ -264,9 +264,12 @@ def test_noise_curvature_says_when_rounding_is_all_it_sees() -> None:
     assert wide.value == pytest.approx(
         noise_curvature(double, Perturbed(double), 0, radii=(1e-2, 3e-2, 1e-1)).value, rel=0.01
     )
-    # The floor is the right size: what float32 gave is wrong by about that much.
-    for row, true in zip(found.details["radii"][:2], exact.details["radii"]):
-        assert 0.03 < abs(row["value"] - true["value"]) / row["rounding"] < 30
+    # The floor is the right size: what float32 gave is wrong by about that much, where it does not cancel altogether.
+    away = [
+        abs(row["value"] - true["value"]) / row["rounding"]
+        for row, true in zip(found.details["radii"][:2], exact.details["radii"])
+    ]
+    assert 0.03 < max(away) < 30
 
 
 def test_noise_curvature_does_not_depend_on_the_batch_size() -> None:

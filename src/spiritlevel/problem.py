@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -88,6 +89,13 @@ def _as_tensor(outputs: Any) -> Tensor:
         f"the model returned {type(outputs).__name__}, in which no output tensor was found; "
         "pass forward=lambda model, batch: ... that returns the tensor the loss is taken of"
     )
+
+
+@functools.cache
+def _wake_autograd(device: torch.device) -> None:
+    """Let autograd's thread for a GPU begin with a plain step: torch warns where it begins with a matrix product."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones(1, device=device, requires_grad=True).mul(2).sum().backward()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -280,6 +288,8 @@ class Problem:
         buffers = [(buffer, buffer.detach().clone()) for buffer in rewritten]
         chosen = {id(tensor) for tensor in self.tensors}
         devices = [self.device] if self.device.type == "cuda" else []
+        for device in devices:
+            _wake_autograd(device)
         with contextlib.ExitStack() as stack:
             stack.enter_context(kept_random_state(devices))
             # Hooks never fire inside a compiled model.
