@@ -35,7 +35,7 @@ FOLDS = 8
 TRIED = 16
 # Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
 # cache holds, several times as fast as from memory.
-CHUNK_NUMBERS = 800_000
+CHUNK_NUMBERS = 1_200_000
 # Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
 COLUMN_NUMBERS = 100_000_000
 

@@ -24,7 +24,7 @@ class Dense:
         if problem.size > LARGEST:
             raise ValueError(f"{problem.size:,} parameters are too many for a dense reference (at most {LARGEST:,})")
         self.problem = problem
-        self.model = copy.deepcopy(problem.model).double()
+        self.model = copy.deepcopy(problem.model).double().cpu()
         self.model.train(problem.mode == "train")
         self._forward = copy.copy(problem._forward)
         self._forward._modules = {"model": self.model}
