@@ -90,6 +90,10 @@ class SampleGradients(ABC):
     def squared_norms(self) -> Tensor:
         """‖M_kb‖², (K, B)."""
 
+    def total_norms(self) -> Tensor:
+        """Σ_k ‖M_kb‖², (B,), where the columns need not be told apart."""
+        return self.squared_norms().sum(0)
+
     @abstractmethod
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         """Add Σ_kb c_kb M_kb² (entrywise) to ``into``; coefficients (K, B)."""
@@ -167,11 +171,22 @@ class OuterGradients(SampleGradients):
     @cached_property
     def direct(self) -> DirectGradients:
         """The gradients formed: needed where squares are taken after a sum over positions."""
-        columns, samples, groups, positions, outputs = self.deltas.shape
-        # All columns of a sample share its inputs: one product with K·O rows a sample.
-        stacked = self.deltas.permute(1, 2, 0, 4, 3).reshape(samples * groups, columns * outputs, positions)
-        matrix = torch.bmm(stacked, self.inputs.flatten(0, 1)).reshape(samples, groups, columns, outputs, -1)
+        columns, samples, groups, _, outputs = self.deltas.shape
+        matrix = torch.bmm(self._stacked, self.inputs.flatten(0, 1)).reshape(samples, groups, columns, outputs, -1)
         return DirectGradients(matrix.permute(2, 0, 1, 3, 4).reshape(columns, samples, *self.shape))
+
+    @property
+    def _stacked(self) -> Tensor:
+        """The deltas (B·G, K·O, T): all columns of a sample share its inputs, so one product a sample serves them."""
+        columns, samples, groups, positions, outputs = self.deltas.shape
+        return self.deltas.permute(1, 2, 0, 4, 3).reshape(samples * groups, columns * outputs, positions)
+
+    def total_norms(self) -> Tensor:
+        if self.one_position:
+            return super().total_norms()
+        # The product the other way round is quicker: its rows are patches, which lie along the positions.
+        matrix = torch.bmm(self.inputs.flatten(0, 1).transpose(1, 2), self._stacked.transpose(1, 2))
+        return torch.linalg.vector_norm(matrix.reshape(self.samples, -1), dim=1).square()
 
     def squared_norms(self) -> Tensor:
         if not self.one_position:
@@ -393,7 +408,7 @@ def _convolution(
         deltas = [d.flatten(3) for d in deltas]
         found: Gradients = {"weight": ConvolutionGradients(module, padded, deltas, known)}
         if module.bias is not None:
-            found["bias"] = DirectGradients(torch.stack([d.sum(3) for d in deltas]).sum(0))
+            found["bias"] = DirectGradients(sum((d.sum(3) for d in deltas[1:]), deltas[0].sum(3)))
         return found
 
     return gradients

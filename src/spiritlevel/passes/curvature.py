@@ -141,7 +141,7 @@ def curvature_sweep(
             recorder.stop_after_poolings(graph)
             sweep.choose_rules(batch, outputs, recorder, factor, graph)
             if linearity is not None:
-                linearity.check(batch, outputs, recorder, graph, set(sweep.covered))
+                linearity.check(outputs, recorder, graph, set(sweep.covered), sweep.few)
             sweep.take(batch, weights, outputs, recorder, factor)
             if beside is not None and other is not None:
                 factor = beside(problem, batch, outputs.detach(), seed)
@@ -176,6 +176,9 @@ class _Sweep:
         self.covered: list[str] = []  # layers whose rule agrees with autograd on the present batch
         self.stages = Stages()  # how its columns are pulled back
         self._by_graph: dict[int, tuple[list[str], Stages]] = {}
+        self.few: tuple[Tensor, Recorder, Graph] | None = (
+            None  # a few samples of the last batch that took new operations
+        )
         self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
         self.views = {
@@ -207,7 +210,7 @@ class _Sweep:
     def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
         if graph.signature not in self._by_graph:
-            some, few, own = self._small(batch, outputs, recorder, graph)
+            some, few, own = self.few = self._small(batch, outputs, recorder, graph)
             covered = _agreeing_layers(self.problem, some, few, own)
             room = self.column_numbers if outputs.is_cuda else None
             stages = find_stages(recorder, graph, covered, len(factor.columns), room)
@@ -263,8 +266,10 @@ class _Sweep:
         folds = weights.new_zeros(self.folds, 0 if self.exact_columns else batch.count)
         if self.mean is not None:
             self.mean.begin(batch, weights)
+        # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
+        alike = factor.psd and not self.wants and self.mean is None
         for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
-            own = signs[:, part].double()
+            own = signs[: 1 if alike else None, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
             coefficients = own * weights[part] * (self.folds / factor.draws)
             norms = self._add(self.sums[full], full, fold, gradients, coefficients, part.start)
@@ -315,10 +320,13 @@ class _Sweep:
         coefficients: Tensor,
         first: int,
     ) -> Tensor:
-        """Add the gradients of some columns (K, b) of the batch's samples from ``first`` on; return their ‖·‖²."""
+        """Add the gradients of some columns of the batch's samples from ``first`` on; return their ‖·‖².
+
+        Coefficients (K, b) belong to each column, or (1, b) to all of them together.
+        """
         norms = torch.empty_like(coefficients)
         for part, some in gradients.chunks(self.chunk_numbers):
-            norms[:, part] = some.squared_norms()
+            norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
             if self.wants:
                 self._add_forms(sums, full, fold, some, coefficients[:, part])
             if self.mean is not None:

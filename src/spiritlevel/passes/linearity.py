@@ -18,7 +18,7 @@ from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.piecewise import linear_by_nature
 from spiritlevel.passes.recording import Recorder
-from spiritlevel.problem import Batch, Problem
+from spiritlevel.problem import Problem
 
 
 class Linearity:
@@ -32,18 +32,28 @@ class Linearity:
         self._drawn: dict[int, Tensor] = {}
         self._settled: set[int] = set()  # operations that were looked at once and need not be again
 
-    def check(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph, covered: set[str]) -> None:
+    def check(
+        self,
+        outputs: Tensor,
+        recorder: Recorder,
+        graph: Graph,
+        covered: set[str],
+        few: tuple[Tensor, Recorder, Graph] | None = None,
+    ) -> None:
         """Look at one batch; a layer once found curved stays so.
 
         ``covered`` are the layers whose recorded input and output account for all of their parameters' gradients:
         for those called once it is enough to look from their output on.  All others (fallbacks, tied weights, modules
-        called several times) are looked at in their parameters.
+        called several times) are looked at in their parameters.  ``few`` are some samples that took operations seen for
+        the first time: they will do where none of these could be curved.
         """
         self._distrust_custom_functions(graph)
         if not outputs.requires_grad or graph.signature in self._settled:
             return
         if linear_by_nature(graph):
             self._settled.add(graph.signature)
+            if few is not None and few[2].signature == graph.signature:
+                outputs, recorder, _ = few
         weights = self._random(outputs, 0)
         scalar = (weights * outputs).sum()
         open_layers = [name for name, exact in self.exact.items() if exact]

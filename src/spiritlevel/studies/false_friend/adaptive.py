@@ -101,8 +101,8 @@ _WHY = (
     "mode {top_eigenvalue_eval_adam} and {top_eigenvalue_eval_sgd}; test accuracies {test_accuracy_adam} and "
     "{test_accuracy_sgd}, training accuracies {train_accuracy_adam} and {train_accuracy_sgd}, norms "
     "{weight_norm_adam} and "
-    "{weight_norm_sgd}. Half of the data and a sixth of the paper's 300 epochs leave Adam behind in accuracy; whether that "
-    "turns with more of either these runs do not say."
+    "{weight_norm_sgd}. Half of the data and a sixth of the paper's 300 epochs leave Adam behind in accuracy; whether "
+    "that turns with more of either these runs do not say."
 )
 
 
