@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-from weakref import WeakKeyDictionary
+from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,8 @@ class Path:
 
 
 _paths: WeakKeyDictionary[Problem, Path | SpiritlevelError] = WeakKeyDictionary()
+_true_gradients: WeakSet[Problem] = WeakSet()
+Found = TypeVar("Found")
 
 
 def path_of(problem: Problem) -> Path:
@@ -106,6 +108,18 @@ def path_of(problem: Problem) -> Path:
     if isinstance(found, SpiritlevelError):
         raise found
     return found
+
+
+def require_true_gradient(problem: Problem) -> None:
+    """Refuse where the gradient that torch computes is not the derivative of the loss: the cheaper half of the check.
+
+    It is all that is needed where every operation recorded is one of torch's own whose second derivatives are known.
+    """
+    if problem in _paths:
+        path_of(problem)  # which raises where the gradient was found wrong
+    elif problem not in _true_gradients:
+        _first_that_works(problem, _Check.require_slope)
+        _true_gradients.add(problem)
 
 
 def require_double_backward(problem: Problem, what: str) -> None:
@@ -128,20 +142,24 @@ def padding_rows(problem: Problem) -> dict[str, int]:
 
 
 def _checked_path(problem: Problem) -> Path:
+    path = _first_that_works(problem, _Check.path)
+    if path.differences:
+        problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
+    return path
+
+
+def _first_that_works(problem: Problem, look: Callable[[_Check], Found]) -> Found:
+    """Return what a look at a few samples finds in float64, or in the precision of a model that cannot be run so."""
     with problem.session():
         batch = next(iter(problem.batches()))
         last: Exception | None = None
         for dtype in (torch.float64, problem.dtype):
             try:
-                path = _Check(problem, batch, dtype).path()
+                return look(_Check(problem, batch, dtype))
             except SpiritlevelError:
                 raise
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 last = error  # constants of another dtype inside the model, a device without float64
-                continue
-            if path.differences:
-                problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
-            return path
     raise SpiritlevelError(
         f"the gradient of the loss cannot be computed here ({type(last).__name__}: {_first_line(last)}), so there is "
         "no curvature to measure"
@@ -196,8 +214,8 @@ class _Check:
         gradient = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
         return outputs.detach(), float(loss.detach()), list(gradient)
 
-    def path(self) -> Path:
-        """Return which products agree with differences."""
+    def _start(self) -> tuple[dict[str, Tensor], Tensor, Tensor, float, _Agreement]:
+        """Return the point, its outputs and loss, the slope by the gradient, and where agreement is noted."""
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in self.point.items()}
         outputs, loss = self._evaluate(leaves)
         if not loss.requires_grad:
@@ -205,18 +223,39 @@ class _Check:
                 "the loss does not depend on the chosen parameters through autograd (a detach, or a conversion to "
                 "numbers, lies between), so it has no derivatives to measure"
             )
-        tensors, blocks = list(leaves.values()), [self.direction[name][None] for name in leaves]
+        tensors = list(leaves.values())
         gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
         sizes = torch.tensor([self.scales[n] * float(g.double().norm()) for n, g in zip(leaves, gradient)])
         slope = sum(float((g * self.direction[n]).double().sum()) for n, g in zip(leaves, gradient))
+        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), float(sizes.norm()))
+
+    def _size_of(self, loss: Tensor) -> float:
+        return self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
+
+    def require_slope(self) -> None:
+        """Refuse where the gradient is not the derivative of the loss."""
+        _, _, loss, slope, agreement = self._start()
+        for step in STEPS[self.dtype]:
+            with torch.no_grad():
+                ahead, behind = (
+                    float(self._evaluate({n: t + size * self.direction[n] for n, t in self.point.items()})[1])
+                    for size in (step, -step)
+                )
+            agreement.slope(slope, (ahead - behind) / (2 * step), step, self._size_of(loss))
+            if agreement.slope_agrees:
+                return
+        agreement.require_slope()
+
+    def path(self) -> Path:
+        """Return which products agree with differences."""
+        leaves, outputs, loss, slope, agreement = self._start()
+        tensors, blocks = list(leaves.values()), [self.direction[name][None] for name in leaves]
         path = Path()
         second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
         pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
-        agreement = _Agreement(self.dtype, len(tensors), float(sizes.norm()))
         for step in STEPS[self.dtype]:
             ahead, behind = self._gradient(step), self._gradient(-step)
-            size = self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
-            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, size)
+            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, self._size_of(loss))
             if second is not None:
                 difference = [(a - b) / (2 * step) for a, b in zip(ahead[2], behind[2])]
                 agreement.second([p[0] for p in second], difference, list(self.scales.values()), step)
@@ -224,12 +263,7 @@ class _Check:
                 agreement.push(pushed[0][0], (ahead[0] - behind[0]) / (2 * step), step, float(outputs.detach().norm()))
             if agreement.complete(second is not None, pushed is not None):
                 break
-        if not agreement.slope_agrees:
-            raise SpiritlevelError(
-                "the gradient that torch computes is not the derivative of the loss (a detach, a straight-through "
-                "estimator, a custom backward or half precision lies between), so there is no Hessian to measure; "
-                "measure the network without that operation"
-            )
+        agreement.require_slope()
         if second is None or not agreement.second_agrees:
             path.hessian = "finite differences"
         if pushed is None or not agreement.push_agrees:
@@ -265,6 +299,14 @@ class _Agreement:
     def slope(self, slope: float, difference: float, step: float, loss: float) -> None:
         allowed = 5 * self.tolerance * self.gradient_size + self.rounding * loss / step
         self.slope_agrees |= abs(slope - difference) <= allowed
+
+    def require_slope(self) -> None:
+        if not self.slope_agrees:
+            raise SpiritlevelError(
+                "the gradient that torch computes is not the derivative of the loss (a detach, a straight-through "
+                "estimator, a custom backward or half precision lies between), so there is no Hessian to measure; "
+                "measure the network without that operation"
+            )
 
     def push(self, pushed: Tensor, difference: Tensor, step: float, size: float) -> None:
         allowed = self.tolerance * float(difference.norm()) + self.rounding * size / step

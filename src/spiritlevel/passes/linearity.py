@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.operators.trust import path_of
+from spiritlevel.operators.trust import path_of, require_true_gradient
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.piecewise import linear_by_nature
 from spiritlevel.passes.recording import Recorder
@@ -27,8 +27,8 @@ class Linearity:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
-        if problem.device.type != "cuda":
-            self._distrust_second_derivatives()
+        self._natural = True  # so far no operation was seen that could be curved
+        self._trusted = False
         self._drawn: dict[int, Tensor] = {}
         self._settled: set[int] = set()  # operations that were looked at once and need not be again
 
@@ -50,7 +50,12 @@ class Linearity:
         self._distrust_custom_functions(graph)
         if not outputs.requires_grad or graph.signature in self._settled:
             return
-        if linear_by_nature(graph):
+        natural = linear_by_nature(graph)
+        if not natural and self._natural:
+            self._natural = self._trusted = False
+        if self.problem.device.type != "cuda":
+            self._trust()
+        if natural:
             self._settled.add(graph.signature)
             if few is not None and few[2].signature == graph.signature:
                 outputs, recorder, _ = few
@@ -74,10 +79,22 @@ class Linearity:
         """End the sweep.  A GPU makes one check of many small steps only now, beside what it still works on."""
         if self.problem.device.type == "cuda":
             with torch.cuda.stream(torch.cuda.Stream(self.problem.device)):
-                self._distrust_second_derivatives()
+                self._trust()
+        else:
+            self._trust()
 
-    def _distrust_second_derivatives(self) -> None:
-        """Where autograd's second derivatives are wrong or missing, a zero among them proves nothing."""
+    def _trust(self) -> None:
+        """Look once whether derivatives are what they claim to be.
+
+        Where autograd's second derivatives are wrong or missing, a zero among them proves nothing; where no operation
+        could be curved, they are torch's own and the gradient is all there is to look at.
+        """
+        if self._trusted:
+            return
+        self._trusted = True
+        if self._natural:
+            require_true_gradient(self.problem)
+            return
         wrong = path_of(self.problem).wrong
         for name, layer in self.problem.layers.items():
             self.exact[name] = self.exact[name] and wrong.isdisjoint(layer.parameters.values())
