@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ data. *Error* compares the answer with one computed in float64 by plain autograd
 one batch with the graph kept where they can, at the fastest of several batch sizes, without optional checks. A peer
 that would take hours runs a part of the work, and its row says which.
 """
+
+# Operations whose time is the library's own.
+_KERNELS = {"addmm", "bmm", "convolution_backward", "cudnn_convolution", "mkldnn_convolution", "mm"}
 
 
 def write_page(results: Iterable[dict[str, Any]], page: Path = PAGE) -> None:
@@ -105,6 +109,7 @@ def _table(work: dict[str, Any], on_gpu: bool) -> list[str]:
     if work.get("profile"):
         shares = ", ".join(f"`{name}` {share:.0%}" for name, share in work["profile"])
         lines += ["", f"Where our time goes: {shares}."]
+        lines += _bound(work)
     if work.get("arithmetic"):
         share = f"{work['arithmetic']:.0%}"
         lines += [
@@ -112,6 +117,20 @@ def _table(work: dict[str, Any], on_gpu: bool) -> list[str]:
             f"Its products and convolutions would take {share} of it at the rate of a large matrix product.",
         ]
     return lines
+
+
+def _bound(work: dict[str, Any]) -> list[str]:
+    """Say what would be left to reach if nothing but products and convolutions took time, at torch's own speed."""
+    share = sum(part for name, part in work["profile"] if name in _KERNELS)
+    medians = {row["name"]: statistics.median(row["ratios"]) for row in work["rows"]}
+    possible = [
+        f"{number(medians[name] / share)} times as fast as {name}"
+        for name, wanted in work["targets"].items()
+        if share and name in medians and medians[name] < wanted
+    ]
+    if not possible:
+        return []
+    return ["", f"Products and convolutions alone, as torch runs them, are {share:.0%}: at best {', '.join(possible)}."]
 
 
 def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:

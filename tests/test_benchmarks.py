@@ -100,6 +100,7 @@ def test_a_wrong_answer_shows_beside_its_speed_and_a_failure_becomes_a_reason(sm
     assert 0 < sum(share for _, share in found["profile"]) <= 1
     assert found["arithmetic"] > 0
     assert "refuses has no row: RuntimeError: no rule for this layer" in page
+    assert ("as torch runs them" in page) == any(name in ("mm", "addmm", "bmm") for name, _ in found["profile"])
     assert "seconds" not in page
     assert "| seconds |" in tables.section({"machine": _machine("A GPU"), "works": [found]})
 
