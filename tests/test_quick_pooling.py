@@ -77,6 +77,7 @@ def test_a_forward_pass_takes_it(taken) -> None:  # type: ignore[no-untyped-def]
     problem = sl.Problem(model, (torch.randn(5, 1, 8, 8), torch.randint(3, (5,))))
     sl.per_sample(problem, "loss")
     assert taken
+    sl.curvature(problem)  # compares losses at two other points, the first time
     before = len(taken)
-    sl.curvature(problem)  # its graph needs the places of the maxima
+    sl.curvature(problem)  # the graph itself needs the places of the maxima
     assert len(taken) == before
