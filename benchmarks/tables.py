@@ -128,9 +128,13 @@ def _bound(work: dict[str, Any]) -> list[str]:
         for name, wanted in work["targets"].items()
         if share and name in medians and medians[name] < wanted
     ]
-    if not possible:
+    if possible:
+        rest = f": at best {', '.join(possible)}."
+    elif "seconds" in work["limits"] and share:
+        rest = " of the device's work."
+    else:
         return []
-    return ["", f"Products and convolutions alone, as torch runs them, are {share:.0%}: at best {', '.join(possible)}."]
+    return ["", f"Products and convolutions alone, as torch runs them, are {share:.0%}{rest}"]
 
 
 def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:
