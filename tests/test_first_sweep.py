@@ -251,3 +251,45 @@ def test_an_operation_that_is_curved_in_places_is_looked_for_in_every_batch() ->
     assert Blocks(Problem(model, (x, y), batch_size=4)).exact
     x[-1] = 1.0
     assert Blocks(Problem(model, (x, y), batch_size=4)).exact_layers == {"0": False, "2": True}
+
+
+class Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return None
+
+
+def test_a_layer_that_nothing_is_passed_back_to_is_left_out(data: Data) -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 5).double(), nn.Linear(5, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(Blocked.apply(self.a(x.flatten(1))) + x.flatten(1)[:, :5])
+
+    problem = Problem(Cut(), data, batch_size=8)
+    with problem.session():
+        batch = next(iter(problem.batches()))
+        with Recorder(problem) as recorder:
+            outputs = problem.outputs(batch.content)
+        recorder.stop_after_poolings(look_at(outputs))
+        found = recorder.pull_back_all(
+            outputs, torch.randn(2, *outputs.shape, dtype=torch.float64), ["a", "b"], Stages()
+        )
+    assert set(found) == {"b"}
+
+
+def test_a_sweep_that_fails_is_not_counted(data: Data) -> None:
+    class Through(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (x.round() - x).detach()
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Through(), nn.Linear(5, 3)).double()
+    report = sl.measure(Problem(model, data), ["hessian_trace", "weight_norm"])
+    assert report["hessian_trace"].status == "not_applicable"
+    assert report["weight_norm"].passes == 0

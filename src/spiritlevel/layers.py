@@ -186,7 +186,9 @@ class OuterGradients(SampleGradients):
             return super().total_norms()
         # The product the other way round is quicker: its rows are patches, which lie along the positions.
         matrix = torch.bmm(self.inputs.flatten(0, 1).transpose(1, 2), self._stacked.transpose(1, 2))
-        return torch.linalg.vector_norm(matrix.reshape(self.samples, -1), dim=1).square()
+        # Row by row: a sum over all of them at once would lose digits in float32.
+        rows = torch.linalg.vector_norm(matrix, dim=2).double().square()
+        return rows.reshape(self.samples, -1).sum(1)
 
     def squared_norms(self) -> Tensor:
         if not self.one_position:

@@ -56,7 +56,7 @@ class Workbench:
             # What stops it is told where the blocks are asked for; what is wrong with the data, by the survey alone.
             with contextlib.suppress(Exception):
                 self.blocks  # noqa: B018
-            self._unclaimed = float(sum(self.problem.spent.values())) - 1
+                self._unclaimed = float(sum(self.problem.spent.values())) - 1  # less the survey's own
         self.problem.survey  # noqa: B018
 
     def claim(self, needs: Collection[str]) -> float:

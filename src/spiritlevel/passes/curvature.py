@@ -142,6 +142,7 @@ def curvature_sweep(
             sweep.choose_rules(batch, outputs, recorder, factor, graph)
             if linearity is not None:
                 linearity.check(outputs, recorder, graph, set(sweep.covered), sweep.few)
+            sweep.few = None
             sweep.take(batch, weights, outputs, recorder, factor)
             if beside is not None and other is not None:
                 factor = beside(problem, batch, outputs.detach(), seed)
@@ -176,9 +177,7 @@ class _Sweep:
         self.covered: list[str] = []  # layers whose rule agrees with autograd on the present batch
         self.stages = Stages()  # how its columns are pulled back
         self._by_graph: dict[int, tuple[list[str], Stages]] = {}
-        self.few: tuple[Tensor, Recorder, Graph] | None = (
-            None  # a few samples of the last batch that took new operations
-        )
+        self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
         self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
         self.views = {

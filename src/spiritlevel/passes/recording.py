@@ -112,9 +112,9 @@ class Recorder:
     ) -> dict[str, list[Tensor]]:
         """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
-        A layer the outputs do not depend on is left out.  Samples come first in memory, so that the columns of one lie
-        together for its products.  Where the way is cut after a pooling, that layer's gradients are those of its own
-        output: the way back from there needs them, and then they serve the layer as well.
+        A layer that nothing is passed back to is left out.  Samples come first in memory, so that the columns of one
+        lie together for its products.  Where the way is cut after a pooling, that layer's gradients are those of its
+        own output: the way back from there needs them, and then they serve the layer as well.
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
         together = [name for name in reached if name in stages.together]
@@ -148,18 +148,25 @@ class Recorder:
         gates = [gate for name in names for gate in self._gates_of(name)]
         if not edges:
             return {}
-        gathered: list[Tensor] = []
+        gathered: list[Tensor | None] = []
         for k, column in enumerate(columns):
-            deltas = torch.autograd.grad(start, edges, column, retain_graph=True)
+            deltas = torch.autograd.grad(start, edges, column, retain_graph=True, allow_unused=True)
             if k == 0:
-                gathered = [d.new_empty((d.shape[0], len(columns), *d.shape[1:])) for d in deltas]
+                gathered = [None if d is None else d.new_empty((len(d), len(columns), *d.shape[1:])) for d in deltas]
             for into, delta, gate in zip(gathered, deltas, gates):  # while it is still in the cache
+                if into is None:  # nothing is passed back to this layer
+                    continue
                 if gate is None:
                     into[:, k] = delta
                 else:
                     torch.mul(delta, gate, out=into[:, k])
-        flat = iter(tensor.transpose(0, 1) for tensor in gathered)
-        return {name: [next(flat) for _ in self.stops[name]] for name in names}
+        flat = iter(gathered)
+        found = {name: [next(flat) for _ in self.stops[name]] for name in names}
+        return {
+            name: [tensor.transpose(0, 1) for tensor in calls if tensor is not None]
+            for name, calls in found.items()
+            if all(tensor is not None for tensor in calls)
+        }
 
     def _reached(self, edge: GradientEdge) -> bool:
         return self.graph is None or edge.node in self.graph.nodes
