@@ -38,8 +38,8 @@ class Products:
     over reverse: no retained graph), "compiled" (the same through torch.compile, on a GPU), "auto" (batched for blocks
     of vectors, looped for a few; forward where a graph does not fit).  Where double backward cannot be trusted every
     strategy gives way to finite differences.  ``keep_graphs`` keeps the graphs of batches alive between sweeps: all
-    of them with True, none with False, with None as many as there is room for.  ``whole_batches`` never works on pieces of a batch.  Set ``usual`` to the
-    number of vectors that most products will have, where the first has more.
+    of them with True, none with False, with None as many as there is room for.  ``whole_batches`` never works on pieces
+    of a batch.  Set ``usual`` to the number of vectors that most products will have, where the first has more.
     """
 
     def __init__(
