@@ -159,7 +159,7 @@ def test_a_cut_after_a_pooling_gives_the_gradients_before_it(data: Data, monkeyp
         cuts.append(original(*arguments))
         return cuts[-1]
 
-    monkeypatch.setattr("spiritlevel.passes.curvature.find_stages", watched)
+    monkeypatch.setattr("spiritlevel.passes.rules.find_stages", watched)
     found = sl.curvature(Problem(model, data, batch_size=8))
     assert cuts[0].cut == "1"
     for name, part in expected.diagonal.items():

@@ -292,7 +292,7 @@ def per_sample(problem: Problem, names: str | Iterable[str], *, seed: int = 0, *
             if name == "loss":
                 found[name] = problem.survey.losses.clone()
             elif name == "hessian_trace":
-                found[name] = bench.blocks.sample_traces().value.clone()
+                found[name] = bench.blocks.sample_traces().value
             else:
                 own = MEASURES[name]
                 result = run_measure(own, bench, chosen_settings([own], settings.get("settings", {}))[name])

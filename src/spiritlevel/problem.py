@@ -325,7 +325,9 @@ class Problem:
 
         def place(tensor: Tensor) -> Tensor:
             tensor = tensor.clone() if tensor.is_inference() else tensor
-            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True).detach()
+            if not tensor.is_floating_point():  # left a view, so that checks of labels know it for a part of the same
+                return tensor.to(device, non_blocking=True)
+            return tensor.to(device, dtype, non_blocking=True).detach()
 
         for content in self._read():
             count = count_of(content)

@@ -47,7 +47,9 @@ def take_survey(problem: Problem) -> Survey:
     surveyor = Surveyor(problem)
     with problem.session(), torch.no_grad():
         for batch in problem.batches("first sweep"):
-            surveyor.add(batch, checked_outputs(problem, batch))
+            outputs = checked_outputs(problem, batch)
+            surveyor.add(batch, outputs)
+            surveyor.look(batch, outputs)
     problem.spent["forward"] += 1
     return surveyor.survey()
 
@@ -70,10 +72,7 @@ class Surveyor:
     def add(self, batch: Batch, outputs: Tensor) -> Tensor:
         """Take in one batch and its outputs; return the samples' weights in the mean loss."""
         problem, outputs = self.problem, outputs.detach()
-        finite = torch.isfinite(outputs.reshape(batch.count, -1)).all(1)
-        if batch.start == 0 or not outputs.is_cuda:  # a GPU's later batches are looked at when the sweep ends
-            _refuse_not_finite(finite, batch.start)
-        self._finite.append(finite)
+        self._finite.append(torch.isfinite(outputs.reshape(batch.count, -1)).all(1))
         losses, weights = problem.loss.per_sample(outputs, batch.content)
         if losses.shape != (batch.count,):
             raise UsageError(
@@ -82,7 +81,6 @@ class Surveyor:
             )
         if batch.start == 0:
             self._shape = tuple(outputs.shape[1:])
-            self._look_twice(batch, outputs, losses)
         # All stays where it is until the sweep ends, so that a GPU does not wait for it.
         self._losses.append(losses.detach().double())
         self._weights.append(weights.detach().double())
@@ -93,27 +91,34 @@ class Surveyor:
         self._fingerprint.add(tensors_of(batch.content))
         return weights.detach()
 
+    def look(self, batch: Batch, outputs: Tensor) -> None:
+        """Refuse a batch taken in that cannot be measured; a GPU's later ones are looked at when the sweep ends."""
+        if batch.start == 0 or not outputs.is_cuda:
+            _refuse_not_finite(torch.isfinite(outputs.reshape(batch.count, -1)).all(1), batch.start)
+        if batch.start == 0:
+            self._look_twice(batch, outputs.detach())
+
     @torch.no_grad()
-    def _look_twice(self, batch: Batch, outputs: Tensor, losses: Tensor) -> None:
+    def _look_twice(self, batch: Batch, outputs: Tensor) -> None:
         """Run the first batch again, whole and in part: neither may change what its samples give."""
         problem = self.problem
         again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-        if not _close(again, losses, problem.dtype):
+        if not _close(again, self._losses[0], problem.dtype):
             raise SpiritlevelError(problem.disagreement())
         self.coupled = _depends_on_neighbours(problem, batch, outputs)
 
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""
-        losses, weights = torch.cat(self._losses).cpu(), torch.cat(self._weights).cpu()
+        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
         _refuse_not_finite(torch.cat(self._finite))
         _refuse_bad_losses(losses, weights)
-        count = len(losses)
+        count, total_weight = len(losses), float(weights.sum())
         correct = [part for part in self._correct if part is not None]
         return Survey(
             count=count,
-            total_weight=float(weights.sum()),
-            losses=losses,
-            weights=weights,
+            total_weight=total_weight,
+            losses=losses.cpu(),
+            weights=weights.cpu(),
             correct=torch.cat(correct).cpu() if len(correct) == len(self._correct) else None,
             output_shape=self._shape,
             outputs=torch.cat(self._kept).cpu() if sum(len(part) for part in self._kept) == count else None,

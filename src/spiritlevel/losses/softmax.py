@@ -9,6 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Running sums over this many classes or fewer are products with a triangle of ones: a GPU's own running sums are slow
+# along a short axis.
+SUMMED_BY_PRODUCT = 64
+
 
 def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities p_c and 1 - p_c = Σ_{j≠c} p_j over the last axis, both to full relative precision."""
@@ -49,14 +53,29 @@ def softmax_factor_times(logits: Tensor, coefficients: Tensor) -> Tensor:
     order = torch.cat([order[..., :-1], largest], dim=-1)
     log_p = torch.log_softmax(z.gather(-1, order), dim=-1)
     p = log_p.exp()
-    tails = p.flip(-1).cumsum(-1).flip(-1)
+    tails = _sums_from(p)
     # The root is taken of the logarithm: √p is a normal number long after p has underflowed.
     r = (0.5 * log_p[..., :-1]).exp() / (tails[..., :-1] * tails[..., 1:]).sqrt()
     terms = coefficients.double() * r
-    partial_sums = torch.nn.functional.pad(terms.cumsum(-1), (1, 0))  # Σ_{k<j} u_k r_k
-    below = -p * partial_sums
+    below = -p * _sums_before(terms)  # Σ_{k<j} u_k r_k
     diagonal = torch.nn.functional.pad(terms * tails[..., 1:], (0, 1))
     return (diagonal + below).gather(-1, order.expand_as(below))
+
+
+def _sums_from(values: Tensor) -> Tensor:
+    """Σ_{k≥j} v_k for every j."""
+    count = values.shape[-1]
+    if count > SUMMED_BY_PRODUCT:
+        return values.flip(-1).cumsum(-1).flip(-1)
+    return values @ torch.ones(count, count, dtype=values.dtype, device=values.device).tril()
+
+
+def _sums_before(values: Tensor) -> Tensor:
+    """Σ_{k<j} v_k for every j up to one more than there are."""
+    count = values.shape[-1]
+    if count > SUMMED_BY_PRODUCT:
+        return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
+    return values @ torch.ones(count, count + 1, dtype=values.dtype, device=values.device).triu(1)
 
 
 def softmax_hessian_times(logits: Tensor, vectors: Tensor) -> Tensor:

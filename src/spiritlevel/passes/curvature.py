@@ -7,6 +7,7 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,15 +15,14 @@ import torch
 from torch import Tensor
 
 from spiritlevel.batch_sizes import memory_share
-from spiritlevel.data import slice_batch
 from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
 from spiritlevel.losses import Factor
-from spiritlevel.passes.fallback import Fallback
+from spiritlevel.passes.aside import aside, mark
 from spiritlevel.passes.gradient import GradientStats, GradientSums
 from spiritlevel.passes.graph import Graph, look_at
 from spiritlevel.passes.linearity import Linearity
 from spiritlevel.passes.recording import Recorder
-from spiritlevel.passes.stages import Stages, find_stages
+from spiritlevel.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
 from spiritlevel.problem import Batch, Problem
 from spiritlevel.survey import Surveyor, checked_outputs
 
@@ -31,8 +31,8 @@ WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # sketched, and the sketches are kept in this many independent folds, whose spread is the standard error.
 COLUMN_LIMIT = 32
 FOLDS = 8
-# Samples on which a layer's rule is held against autograd.
-TRIED = 16
+# Batches that a GPU is given to work on before the first one's checks are waited for.
+AHEAD = 2
 # Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
 # cache holds, several times as fast as from memory.
 CHUNK_NUMBERS = 1_200_000
@@ -117,74 +117,160 @@ def curvature_sweep(
     mean are summed on the way.  Where this is the first sweep over the data it takes the survey too.  None where
     samples influence each other: they have no columns of their own.
     """
-    surveyor = Surveyor(problem) if problem.may_be_surveyed_on_the_way else None
-    if surveyor is None and problem.survey.coupled:
-        return None
-    sweep = _Sweep(problem, wants)
-    other = None if beside is None else _Sweep(problem, frozenset({"diagonal", "mean"}))
-    linearity = Linearity(problem) if verify else None
-    with problem.session():
-        for batch in problem.batches("curvature"):
-            with Recorder(problem) as recorder:
-                outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
-            if surveyor is not None:
-                weights = surveyor.add(batch, outputs)
-                if surveyor.coupled:
+
+    def swept(ahead: bool) -> CurvatureSums | None:
+        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead).run()
+
+    try:
+        return swept(ahead=_goes_ahead(problem.device))
+    except WrongGuess:
+        return swept(ahead=False)
+
+
+def _goes_ahead(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A batch after its forward pass."""
+
+    batch: Batch
+    outputs: Tensor
+    recorder: Recorder
+    factor: Factor
+    graph: Graph
+
+
+class _CurvaturePass:
+    """One sweep and its checks.
+
+    A processor checks each batch before it counts.  A GPU is kept busy: it goes ``ahead`` by rules that are guessed
+    from the first batch's operations, and that batch is checked beside the work on the next.  Until then whatever goes
+    wrong only means that the sweep begins again, with the checks first.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        wants: frozenset[str],
+        columns_of: ColumnMaker,
+        beside: ColumnMaker | None,
+        verify: bool,
+        seed: int,
+        ahead: bool,
+    ) -> None:
+        self.problem, self.columns_of, self.beside, self.seed = problem, columns_of, beside, seed
+        self.ahead = ahead
+        self.surveyor = Surveyor(problem) if problem.may_be_surveyed_on_the_way else None
+        self.rules = Rules(problem)
+        self.sweep = _Sweep(problem, wants, self.rules)
+        self.other = None if beside is None else _Sweep(problem, frozenset({"diagonal", "mean"}), self.rules)
+        self.linearity = Linearity(problem) if verify else None
+        self.first: tuple[_Seen, torch.cuda.Event | None] | None = None  # the first batch, while it is not yet checked
+
+    def run(self) -> CurvatureSums | None:
+        """Return the sums, None where samples influence each other."""
+        problem = self.problem
+        if self.surveyor is None and problem.survey.coupled:
+            return None
+        with problem.session():
+            for number, batch in enumerate(problem.batches("curvature"), 1):
+                with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
+                    if not self._take(batch):
+                        return None
+                if number == AHEAD and not self._first_counts():
                     return None
-            else:
-                losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
-                problem.agrees(batch, losses)
-            factor = columns_of(problem, batch, outputs.detach(), seed)
+            if not self._first_counts():
+                return None
+            if self.linearity is not None:
+                self.linearity.finish()
+        problem.spent["forward"] += 1
+        problem.spent["column"] += self.sweep.column_count
+        if self.surveyor is not None:
+            problem.survey = self.surveyor.survey()
+        found = self.sweep.result(self.linearity)
+        if self.other is not None:
+            problem.spent["column"] += self.other.column_count
+            found.beside = self.other.result(None)
+        return found
+
+    def _take(self, batch: Batch) -> bool:
+        """Add one batch; False where its samples influence each other."""
+        problem, surveyor = self.problem, self.surveyor
+        with Recorder(problem) as recorder:
+            outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
+        if surveyor is not None:
+            weights = surveyor.add(batch, outputs)
+            if not self.ahead and not self._is_sound(batch, outputs):
+                return False
+        else:
+            losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
+            problem.agrees(batch, losses)
+        factor = self.columns_of(problem, batch, outputs.detach(), self.seed)
+        if batch.start == 0:
+            self.sweep.begin(factor)
+        graph = look_at(outputs)
+        recorder.stop_after_poolings(graph)
+        seen = _Seen(batch, outputs, recorder, factor, graph)
+        if not self.ahead:
+            self._check(seen, self.rules.choose)
+        elif batch.start == 0:
+            self.rules.guess(outputs, recorder, factor, graph)
+            self.first = seen, mark(problem.device)
+        elif self.first is not None and graph.signature != self.first[0].graph.signature:
+            raise WrongGuess
+        self.sweep.take(batch, weights, outputs, recorder, factor)
+        if self.beside is not None and self.other is not None:
+            factor = self.beside(problem, batch, outputs.detach(), self.seed)
             if batch.start == 0:
-                sweep.begin(factor)
-            graph = look_at(outputs)
-            recorder.stop_after_poolings(graph)
-            sweep.choose_rules(batch, outputs, recorder, factor, graph)
-            if linearity is not None:
-                linearity.check(outputs, recorder, graph, set(sweep.covered), sweep.few)
-            sweep.few = None
-            sweep.take(batch, weights, outputs, recorder, factor)
-            if beside is not None and other is not None:
-                factor = beside(problem, batch, outputs.detach(), seed)
-                if batch.start == 0:
-                    other.begin(factor)
-                other.share_rules(sweep)
-                other.take(batch, weights, outputs, recorder, factor)
-        if linearity is not None:
-            linearity.finish()
-    problem.spent["forward"] += 1
-    problem.spent["column"] += sweep.column_count
-    if surveyor is not None:
-        problem.survey = surveyor.survey()
-    found = sweep.result(linearity)
-    if other is not None:
-        problem.spent["column"] += other.column_count
-        found.beside = other.result(None)
-    return found
+                self.other.begin(factor)
+            self.other.take(batch, weights, outputs, recorder, factor)
+        return True
+
+    def _is_sound(self, batch: Batch, outputs: Tensor) -> bool:
+        """Refuse a batch that cannot be measured; False where its samples influence each other."""
+        assert self.surveyor is not None
+        self.surveyor.look(batch, outputs)
+        return not self.surveyor.coupled
+
+    def _check(self, seen: _Seen, decide: Callable[[Batch, Tensor, Recorder, Factor, Graph], None]) -> None:
+        decide(seen.batch, seen.outputs, seen.recorder, seen.factor, seen.graph)
+        if self.linearity is not None:
+            covered = set(self.rules.covered)
+            self.linearity.check(seen.outputs, seen.recorder, seen.graph, covered, self.rules.few)
+        self.rules.few = None
+
+    def _first_counts(self) -> bool:
+        """Check now what the work on the first batches went by; False where samples influence each other."""
+        if self.first is None:
+            return True
+        (seen, forwarded), self.first = self.first, None
+        self.ahead = False
+        with aside(self.problem.device, forwarded):
+            if self.surveyor is not None and not self._is_sound(seen.batch, seen.outputs):
+                return False
+            self._check(seen, self.rules.confirm)
+        return True
 
 
 class _Sweep:
     """The accumulators of one sweep."""
 
-    def __init__(self, problem: Problem, wants: frozenset[str]) -> None:
+    def __init__(self, problem: Problem, wants: frozenset[str], rules: Rules) -> None:
         unknown = wants - set(WANTS)
         assert not unknown, unknown
         self.problem = problem
+        self.rules = rules
         self.wants = wants - {"mean"}
         self.folds = 1
         self.column_count = 0
         self.exact_columns = True
-        self.covered: list[str] = []  # layers whose rule agrees with autograd on the present batch
-        self.stages = Stages()  # how its columns are pulled back
-        self._by_graph: dict[int, tuple[list[str], Stages]] = {}
-        self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
-        self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
         self.views = {
             full: WeightView(self.owner[full].module, problem.chosen_parameters[full])
             for full in problem.weights.values()
         }
-        self.fallback = Fallback(problem, [])
         self.chunk_numbers, self.column_numbers = CHUNK_NUMBERS, COLUMN_NUMBERS
         if problem.device.type == "cuda":
             self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
@@ -205,38 +291,6 @@ class _Sweep:
         self.column_count = len(factor.columns)
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
-
-    def choose_rules(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
-        """Decide which layers' rules hold for this batch; batches that took the same operations share the decision."""
-        if graph.signature not in self._by_graph:
-            some, few, own = self.few = self._small(batch, outputs, recorder, graph)
-            covered = _agreeing_layers(self.problem, some, few, own)
-            room = self.column_numbers if outputs.is_cuda else None
-            stages = find_stages(recorder, graph, covered, len(factor.columns), room)
-            if not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
-                stages = Stages()
-            self._by_graph[graph.signature] = covered, stages
-        self.covered, self.stages = self._by_graph[graph.signature]
-        by_rule = {full for name in self.covered for full in self.problem.layers[name].parameters.values()}
-        rest = tuple(name for name in self.problem.parameters if name not in by_rule)
-        self.fallback = self._fallbacks.setdefault(rest, Fallback(self.problem, list(rest)))
-
-    def _small(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph) -> tuple[Tensor, Recorder, Graph]:
-        """Return a few samples' outputs, calls and graph, where they go through the same operations as the batch."""
-        if batch.count <= TRIED:
-            return outputs, recorder, graph
-        with Recorder(self.problem) as few:
-            some = self.problem.outputs(slice_batch(batch.content, 0, TRIED))
-        own = look_at(some)
-        if own.signature != graph.signature:
-            return outputs, recorder, graph
-        few.stop_after_poolings(own)
-        return some, few, own
-
-    def share_rules(self, other: _Sweep) -> None:
-        """Go by the rules another sweep has chosen for the same batch."""
-        self.covered, self.stages, self.fallback = other.covered, other.stages, other.fallback
-        self._fallbacks = other._fallbacks
 
     def _empty(self, name: str) -> ParameterSums:
         tensor = self.problem.chosen_parameters[name]
@@ -287,17 +341,18 @@ class _Sweep:
         self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
     ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
         """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
-        names = [name for name in self.covered if name in recorder.edges]
-        from_deltas = recorder.gradients_from_deltas(names, self.stages)
+        rules = self.rules
+        names = [name for name in rules.covered if name in recorder.edges]
+        from_deltas = recorder.gradients_from_deltas(names, rules.stages)
         for fold, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
-            for name, deltas in recorder.pull_back_all(outputs, columns, names, self.stages).items():
+            for name, deltas in recorder.pull_back_all(outputs, columns, names, rules.stages).items():
                 parameters = self.problem.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
                         yield fold, signs, parameters[local], slice(0, batch.count), gradients
-            if self.fallback.names:
-                for part, found in self.fallback.gradients(batch, columns):
+            if rules.fallback.names:
+                for part, found in rules.fallback.gradients(batch, columns):
                     for full, values in found.items():
                         yield fold, signs, full, part, DirectGradients(values.detach())
 
@@ -374,68 +429,6 @@ class _Sweep:
             exact_columns=self.exact_columns,
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
-            fallback=tuple(dict.fromkeys(full for names in self._fallbacks for full in names)),
+            fallback=self.rules.all_fallbacks,
             mean=None if self.mean is None else self.mean.result(float(total)),
         )
-
-
-def _agreeing_layers(problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph) -> list[str]:
-    """Return the layers whose rule gives the gradients autograd gives.
-
-    A parameter that more operations take in than its module was called (tied, or used through a function) is none of
-    them, even where those operations happen to pass nothing back on this batch.
-
-    One random cotangent is pulled back both ways.  It is zero for half of the samples, so that a layer whose first
-    dimension is not the samples (a sequence-first layout, a reshape) is found out: gradients would leak between them.
-    """
-    count = len(outputs)
-    generator = torch.Generator().manual_seed(problem.seed)
-    cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
-    silent = torch.zeros(count, dtype=torch.bool)
-    silent[torch.randperm(count, generator=generator)[: count // 2]] = True
-    cotangent[silent.to(outputs.device)] = 0
-    names = [
-        name
-        for name, inputs in recorder.inputs.items()
-        if all(a.ndim > 0 and len(a) == count for a in inputs)
-        and all(
-            graph.uses[id(problem.chosen_parameters[full])] <= len(inputs)
-            for full in recorder.layers[name].parameters.values()
-        )
-    ]
-    deltas = recorder.pull_back(outputs, cotangent, names, retain_graph=True)
-    expected = dict(
-        zip(
-            problem.parameters,
-            torch.autograd.grad(
-                outputs, problem.tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-            ),
-        )
-    )
-    tolerance = 1e-3 if problem.dtype == torch.float32 else 1e-9
-    agreeing = []
-    for name in names:
-        parameters = recorder.layers[name].parameters
-        values = deltas[name]
-        if any(value is None for value in values):
-            if all(not bool(expected[full].any()) for full in parameters.values()):
-                agreeing.append(name)
-            continue
-        try:
-            found = recorder.gradients_from_deltas([name])[name]([value[None] for value in values])
-        except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
-            continue
-        if set(parameters) <= set(found) and all(
-            _matches(found[local], expected[full], silent.to(outputs.device), tolerance)
-            for local, full in parameters.items()
-        ):
-            agreeing.append(name)
-    return agreeing
-
-
-def _matches(found: SampleGradients, expected: Tensor, silent: Tensor, tolerance: float) -> bool:
-    if found.samples != len(silent) or bool(found.squared_norms()[0, silent].any()):
-        return False
-    total = found.combine(torch.ones(1, found.samples, dtype=expected.dtype, device=expected.device))
-    scale = expected.abs().max()
-    return bool((total - expected).abs().max() <= tolerance * scale) if scale > 0 else not bool(total.any())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.operators.trust import path_of, require_true_gradient
+from spiritlevel.passes.aside import aside
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.piecewise import linear_by_nature
 from spiritlevel.passes.recording import Recorder
@@ -77,10 +78,7 @@ class Linearity:
 
     def finish(self) -> None:
         """End the sweep.  A GPU makes one check of many small steps only now, beside what it still works on."""
-        if self.problem.device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(self.problem.device)):
-                self._trust()
-        else:
+        with aside(self.problem.device):
             self._trust()
 
     def _trust(self) -> None:

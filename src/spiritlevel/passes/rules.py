@@ -1,0 +1,184 @@
+"""Which layers' rules hold for a batch, and how its columns are pulled back: held against autograd on a few samples.
+
+Batches that took the same operations share the decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spiritlevel.batch_sizes import memory_share
+from spiritlevel.data import Content, slice_batch
+from spiritlevel.layers import SampleGradients
+from spiritlevel.losses import Factor
+from spiritlevel.passes.fallback import Fallback
+from spiritlevel.passes.graph import Graph, look_at
+from spiritlevel.passes.piecewise import linear_by_nature
+from spiritlevel.passes.recording import Recorder
+from spiritlevel.passes.stages import Stages, find_stages
+from spiritlevel.problem import Batch, Problem
+
+# Samples on which a layer's rule is held against autograd.
+TRIED = 16
+
+
+class WrongGuess(Exception):
+    """What was expected of the rules did not hold when it was looked at."""
+
+
+@contextlib.contextmanager
+def errors_as_wrong_guesses() -> Iterator[None]:
+    """Take whatever goes wrong, and warnings, for a sign that a guess was wrong: checked rules will tell better."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns where it would loop over the columns itself
+            yield
+    except Exception as error:
+        raise WrongGuess from error
+
+
+class Rules:
+    """The rules of the present batch."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.covered: list[str] = []  # layers whose rule agrees with autograd
+        self.stages = Stages()
+        self.fallback = Fallback(problem, [])  # the other parameters, which go the general way
+        self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
+        self._by_graph: dict[int, tuple[list[str], Stages]] = {}
+        self._fallbacks: dict[tuple[str, ...], Fallback] = {}
+        on_gpu = problem.device.type == "cuda"
+        self._room = memory_share(problem.device) // problem.dtype.itemsize if on_gpu else None
+
+    @property
+    def all_fallbacks(self) -> tuple[str, ...]:
+        """Parameters that went the general way in some batch."""
+        return tuple(dict.fromkeys(full for names in self._fallbacks for full in names))
+
+    def choose(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
+        """Decide for this batch."""
+        if graph.signature not in self._by_graph:
+            self._by_graph[graph.signature] = self._decided(batch, outputs, recorder, factor, graph, aside=False)
+        self._go_by(graph)
+
+    def guess(self, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
+        """Go by what can be expected of the operations, to be confirmed; not where they are anything but plain."""
+        names = _candidates(self.problem, outputs, recorder, graph)
+        if self._others(names) or not linear_by_nature(graph):
+            raise WrongGuess
+        self._by_graph[graph.signature] = names, find_stages(recorder, graph, names, len(factor.columns), self._room)
+        self._go_by(graph)
+
+    def confirm(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
+        """Look now, beside other work, at what was guessed."""
+        if self._decided(batch, outputs, recorder, factor, graph, aside=True) != self._by_graph[graph.signature]:
+            raise WrongGuess
+
+    def _go_by(self, graph: Graph) -> None:
+        self.covered, self.stages = self._by_graph[graph.signature]
+        others = self._others(self.covered)
+        self.fallback = self._fallbacks.setdefault(others, Fallback(self.problem, list(others)))
+
+    def _others(self, names: list[str]) -> tuple[str, ...]:
+        """Return the parameters that no rule of the named layers accounts for."""
+        by_rule = {full for name in names for full in self.problem.layers[name].parameters.values()}
+        return tuple(name for name in self.problem.parameters if name not in by_rule)
+
+    def _decided(
+        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph, *, aside: bool
+    ) -> tuple[list[str], Stages]:
+        some, few, own = self.few = self._small(batch, outputs, recorder, graph)
+        content = slice_batch(batch.content, 0, len(some)) if aside else None
+        covered = _agreeing_layers(self.problem, some, few, own, content)
+        stages = find_stages(recorder, graph, covered, len(factor.columns), self._room)
+        if not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
+            stages = Stages()
+        return covered, stages
+
+    def _small(self, batch: Batch, outputs: Tensor, recorder: Recorder, graph: Graph) -> tuple[Tensor, Recorder, Graph]:
+        """Return a few samples' outputs, calls and graph, where they go through the same operations as the batch."""
+        if batch.count <= TRIED:
+            return outputs, recorder, graph
+        with Recorder(self.problem) as few:
+            some = self.problem.outputs(slice_batch(batch.content, 0, TRIED))
+        own = look_at(some)
+        if own.signature != graph.signature:
+            return outputs, recorder, graph
+        few.stop_after_poolings(own)
+        return some, few, own
+
+
+def _candidates(problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph) -> list[str]:
+    """Return the layers that have a rule, by what was recorded of them.
+
+    A parameter that more operations take in than its module was called (tied, or used through a function) is none of
+    them, even where those operations happen to pass nothing back on this batch.
+    """
+    return [
+        name
+        for name, inputs in recorder.inputs.items()
+        if all(a.ndim > 0 and len(a) == len(outputs) for a in inputs)
+        and all(
+            graph.uses[id(problem.chosen_parameters[full])] <= len(inputs)
+            for full in recorder.layers[name].parameters.values()
+        )
+    ]
+
+
+def _agreeing_layers(
+    problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph, content: Content | None = None
+) -> list[str]:
+    """Return the layers whose rule gives the gradients autograd gives, of ``content`` run again where that is given.
+
+    One random cotangent is pulled back both ways.  It is zero for half of the samples, so that a layer whose first
+    dimension is not the samples (a sequence-first layout, a reshape) is found out: gradients would leak between them.
+    """
+    count = len(outputs)
+    generator = torch.Generator().manual_seed(problem.seed)
+    cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
+    silent = torch.zeros(count, dtype=torch.bool)
+    silent[torch.randperm(count, generator=generator)[: count // 2]] = True
+    cotangent[silent.to(outputs.device)] = 0
+    names = _candidates(problem, outputs, recorder, graph)
+    deltas = recorder.pull_back(outputs, cotangent, names, retain_graph=True)
+    leaves = dict(problem.chosen_parameters)
+    if content is not None:  # autograd would let gradients of the parameters themselves wait for other work with them
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
+        outputs = problem.outputs(content, leaves)
+    gradients = torch.autograd.grad(
+        outputs, list(leaves.values()), cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    expected = dict(zip(leaves, gradients))
+    tolerance = 1e-3 if problem.dtype == torch.float32 else 1e-9
+    agreeing = []
+    for name in names:
+        parameters = recorder.layers[name].parameters
+        values = deltas[name]
+        if any(value is None for value in values):
+            if all(not bool(expected[full].any()) for full in parameters.values()):
+                agreeing.append(name)
+            continue
+        try:
+            found = recorder.gradients_from_deltas([name])[name]([value[None] for value in values])
+        except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
+            continue
+        if set(parameters) <= set(found) and all(
+            _matches(found[local], expected[full], silent.to(outputs.device), tolerance)
+            for local, full in parameters.items()
+        ):
+            agreeing.append(name)
+    return agreeing
+
+
+def _matches(found: SampleGradients, expected: Tensor, silent: Tensor, tolerance: float) -> bool:
+    if found.samples != len(silent) or bool(found.squared_norms()[0, silent].any()):
+        return False
+    total = found.combine(torch.ones(1, found.samples, dtype=expected.dtype, device=expected.device))
+    scale = expected.abs().max()
+    return bool((total - expected).abs().max() <= tolerance * scale) if scale > 0 else not bool(total.any())
