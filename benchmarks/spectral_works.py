@@ -127,7 +127,8 @@ def _our_density(model: nn.Module, data: Data, probes: int, steps: int, seed: in
     problem = sl.Problem(model, data)
     operator = HessianOperator(problem, keep_graphs=None)
     start = random_signs(problem.size, probes, seed=seed, dtype=problem.dtype, device=problem.device)
-    found = Quadrature.counted(lanczos(operator.matvec, start, steps))
+    with problem.session():  # as ``spectrum`` does
+        found = Quadrature.counted(lanczos(operator.matvec, start, steps))
     operator.release()
     return found.nodes, found.weights
 
@@ -206,7 +207,8 @@ def density(device: torch.device, samples: int, probes: int, steps: int) -> Work
             "eager reverse-over-reverse loop",
             lambda: by_loop(model, data, run_probes),
             lambda found: errors["loop"],
-            f"{part}; one retained graph, no re-orthogonalisation",
+            f"{part}; one retained graph, no re-orthogonalisation"
+            + ("; convolutions in TF32, torch's default" if device.type == "cuda" else ""),
             lambda found: probes / run_probes,
         )
     )

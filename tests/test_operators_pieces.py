@@ -1,11 +1,14 @@
 """ReLUs and max-poolings recorded for products: the same derivatives as torch's own, no zeros in between."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spiritlevel as sl
+from spiritlevel.operators import pieces
 from spiritlevel.operators.pieces import LinearPieces
 from spiritlevel.reference import Dense
 
@@ -51,6 +54,35 @@ def test_values_and_both_derivatives_are_those_of_torch(function) -> None:  # ty
         found.append((values, first, second))
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ({}, True),
+        ({"padding": 1}, True),
+        ({"ceil_mode": True}, True),
+        ({"stride": 3}, True),
+        ({"stride": 1}, False),
+        ({"dilation": 2}, False),
+        ({"dilation": 2, "stride": 3}, True),
+    ],
+)
+def test_windows_that_lie_apart_are_placed_at_once(options: dict[str, int], apart: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(4, 3, 9, 7)
+    found, places = F.max_pool2d(values, 2, **options, return_indices=True)  # type: ignore[arg-type]
+    window = ([2, 2], *([options.get(name, usual)] * 2 for name, usual in (("stride", 2), ("padding", 0))))
+    window = (*window, [options.get("dilation", 1)] * 2, bool(options.get("ceil_mode", False)))
+    assert pieces._apart(window) == apart  # type: ignore[arg-type]
+    if not apart:
+        return
+    gradients = torch.randn(5, *found.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # vmap warns of what it takes one by one
+        placed = torch.func.vmap(lambda g: pieces._placed(g, values, places))(gradients)
+    for one, gradient in zip(placed, gradients):
+        assert torch.equal(one, pieces._spread(gradient, values, places, window))  # type: ignore[arg-type]
 
 
 def test_what_is_done_in_place_stays_in_place() -> None:

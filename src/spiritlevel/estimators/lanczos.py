@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.precision import full_float32
 
 Matvec = Callable[[Tensor], Tensor]  # (P, K) -> (P, K), a symmetric matrix applied to K columns
 
@@ -150,8 +151,8 @@ def lanczos(
     for step in range(steps):
         last = basis[:, step]
         new = checked_product(matvec, last.T.to(start.device)).T.to(home)
-        alphas[step], before = _rowwise(last, new), _rowwise(new, new).sqrt()
-        scale = torch.maximum(scale, before)
+        alphas[step], squares = _on_cpu(_rowwise(last, new), _rowwise(new, new))
+        scale = torch.maximum(scale, squares.sqrt())
         # The recurrence's own two terms first: what is left then has about its final length, so that one pass over the
         # whole basis removes rounding alone, and only where it took away more than that a second one is needed.
         new = new - alphas[step].to(new)[:, None] * last
@@ -174,21 +175,34 @@ def lanczos(
 
 def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:
     """Take from each row (K, P), in place, its part along its own basis (K, m, P); return the lengths left, float64."""
-    left = _rowwise(rows, rows).sqrt()
+    left = _rowwise(rows, rows)
     again = list(range(len(rows)))
-    while again:
-        before = left.clone()
-        for k in again:
-            rows[k].addmv_(bases[k].T, bases[k] @ rows[k], alpha=-1)
-        left = _rowwise(rows, rows).sqrt()
+    while True:
+        before = left
+        if rows.is_cuda and len(again) == len(rows):  # in one step: launches count there
+            with full_float32():
+                rows[:, :, None].baddbmm_(bases.mT, torch.bmm(bases, rows[:, :, None]), alpha=-1)
+        else:
+            for k in again:
+                rows[k].addmv_(bases[k].T, bases[k] @ rows[k], alpha=-1)
+        left = _rowwise(rows, rows)
+        lengths_before, lengths = _on_cpu(before, left).sqrt()
         # Cancellation multiplies what rounding left along the basis; after a pass without it there is none to multiply.
-        again = [k for k in again if 0 < left[k] < ENOUGH * before[k]]
-    return left
+        again = [k for k in again if 0 < lengths[k] < ENOUGH * lengths_before[k]]
+        if not again:
+            return lengths
 
 
 def _rowwise(left: Tensor, right: Tensor) -> Tensor:
-    """Return the inner products of corresponding rows, accumulated in float64, on the CPU."""
-    return torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left, right)]).cpu().double()
+    """Return the inner products of corresponding rows, accumulated in float64, where the rows are."""
+    if left.is_cuda:
+        return torch.linalg.vecdot(wide(left), wide(right))
+    return torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left, right)])
+
+
+def _on_cpu(*vectors: Tensor) -> Tensor:
+    """Return vectors as the rows of one float64 tensor on the CPU: a GPU is waited for once."""
+    return torch.stack(vectors).cpu().double()
 
 
 def checked_product(matvec: Matvec, columns: Tensor) -> Tensor:
