@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.layers import FromDeltas, Pooling, rule_of
+from spiritlevel.passes.folding import pulled_through
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.pooled import pooled
 from spiritlevel.passes.stages import Stages
@@ -123,8 +124,27 @@ class Recorder:
         found = {name: [_gated(d, gate) for d, gate in zip(raw[name], self._gates_of(name))] for name in raw}
         if stages.cut is None:
             return found | self._apart(outputs, columns, apart)
-        found[stages.cut] = [self._spread(stages.cut, found[stages.cut][0])]
-        return found | self._apart(self.edges[stages.cut][0], found[stages.cut][0], apart)
+        cut, deltas = stages.cut, self._spread(stages.cut, found[stages.cut][0])
+        found[cut] = [deltas]
+        if stages.folded in apart:
+            before = self._folded(cut, stages.folded, deltas)
+            found[stages.folded] = [before]
+            apart.remove(stages.folded)
+            if not apart:
+                return found
+            cut, deltas = stages.folded, self._spread(stages.folded, before)
+        return found | self._apart(self.edges[cut][0], deltas, apart)
+
+    def _folded(self, cut: str, name: str, deltas: Tensor) -> Tensor:
+        """Return the gradients behind a layer's stop from those of the convolution that takes in what is there."""
+        samples_first = deltas.transpose(0, 1)
+        module: Any = self.layers[cut].module
+        pulled = pulled_through(module, samples_first.flatten(0, 1), self.inputs[cut][0].shape)
+        pulled = pulled.unflatten(0, samples_first.shape[:2])
+        (gate,) = self._gates_of(name)
+        if gate is not None:
+            pulled *= gate[:, None]
+        return pulled.transpose(0, 1)
 
     def _spread(self, name: str, deltas: Tensor) -> Tensor:
         """Return gradients behind a layer's stop as those of its own output."""

@@ -7,11 +7,12 @@ it is not a convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from spiritlevel.passes.folding import can_be_folded
 from spiritlevel.passes.graph import Graph
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Stages:
 
     together: tuple[str, ...] = ()
     cut: str | None = None  # None: there is nothing behind
+    folded: str | None = None  # the first behind it, where that is reached through the cut's convolution, folded
 
 
 def find_stages(
@@ -58,7 +60,22 @@ def find_stages(
         small = sum(numbers[name] for name in together) <= limit and not convolved & {*together} - {cut}
         if small and not split and len(together) > len(best.together):
             best = Stages(together, cut)
-    return best
+    if room_on_gpu is None or best.cut is None:
+        return best
+    return replace(best, folded=_before(best.cut, recorder, [name for name in names if name not in best.together]))
+
+
+def _before(cut: str, recorder: Recorder, names: list[str]) -> str | None:
+    """Return the layer whose gradients are wanted right where the cut's convolution takes in, if that can be folded."""
+    if not can_be_folded(recorder.layers[cut].module, recorder.inputs[cut][0].shape):
+        return None
+    convolution = recorder.edges[cut][0].node
+    if convolution.name() != "ConvolutionBackward0":
+        return None
+    for name in names:
+        if [(edge.node, edge.output_nr) for edge in recorder.stops[name]] == [convolution.next_functions[0]]:
+            return name
+    return None
 
 
 def _reached_without(node: Any, graph: Graph) -> set[Any]:
