@@ -104,7 +104,7 @@ def test_a_rule_that_is_wrong_is_found_out_afterwards(
 ) -> None:
     expected = patient(Problem(small_net(), data, batch_size=8))
     ahead.clear()
-    monkeypatch.setattr(rules, "_matches", lambda *arguments: False)
+    monkeypatch.setattr(rules, "_matches", lambda *arguments: torch.tensor(False))
     found = curvature_sweep(Problem(small_net(), data, batch_size=8), frozenset({"diagonal"}))
     assert found is not None
     assert ahead == [True, False]

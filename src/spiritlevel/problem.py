@@ -502,8 +502,11 @@ def _choose_parameters(model: nn.Module, patterns: str | list[str] | tuple[str, 
 
 
 def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
-    for name, tensor in parameters.items():
-        if not bool(torch.isfinite(tensor.detach()).all()):
+    finite = [torch.isfinite(tensor.detach()).all() for tensor in parameters.values()]
+    if len({tensor.device for tensor in finite}) == 1:  # a GPU is waited for once
+        finite = torch.stack(finite).tolist()
+    for (name, tensor), sound in zip(parameters.items(), finite):
+        if not sound:
             bad = int((~torch.isfinite(tensor.detach())).sum())
             raise SpiritlevelError(
                 f"parameter {name} holds {bad:,} values that are NaN or infinite, so there is no curvature there; "

@@ -10,6 +10,7 @@ crosses one sees more curvature than there is, so agreement at any one of severa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -178,22 +179,21 @@ class _Check:
         self.buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
         generator = seeded_generator(problem.seed, 7)
         self.mixture: Tensor | None = None
-        self.scales: dict[str, float] = {}
+        sizes = _together([tensor.detach().double().square().mean().sqrt() for tensor in problem.tensors])
+        self.scales = {name: max(size, SMALLEST_SCALE) for name, size in zip(problem.parameters, sizes)}
         self.point: dict[str, Tensor] = {}
         self.direction: dict[str, Tensor] = {}
+        # All drawn at once: a GPU is handed them in one piece.
+        drawn = torch.randn(2, problem.size, generator=generator, dtype=torch.float64).to(problem.device, dtype)
+        moved, along = (problem.unflatten(draw) for draw in drawn)
         for name, tensor in problem.chosen_parameters.items():
-            scale = max(float(tensor.detach().double().square().mean().sqrt()), SMALLEST_SCALE)
-            self.scales[name] = scale
-            self.point[name] = self._cast(tensor.detach()) + 0.1 * scale * self._normal(tensor, generator)
-            self.direction[name] = scale * self._normal(tensor, generator)
+            self.point[name] = self._cast(tensor.detach()) + 0.1 * self.scales[name] * moved[name]
+            self.direction[name] = self.scales[name] * along[name]
         for name, row in padding_rows(problem).items():
             self.direction[name][row] = 0.0
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-
-    def _normal(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device, self.dtype)
 
     def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of the few samples plus a random combination of the outputs."""
@@ -203,7 +203,9 @@ class _Check:
         losses, weights = self.problem.loss.per_sample(outputs, self.content)
         if self.mixture is None:
             self.size = float(outputs.detach().abs().max()) or 1.0
-            self.mixture = self._normal(outputs, seeded_generator(self.problem.seed, 8)) / (self.size * len(outputs))
+            generator = seeded_generator(self.problem.seed, 8)
+            drawn = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.device, self.dtype)
+            self.mixture = drawn / (self.size * len(outputs))
         loss = (weights.detach() * losses).sum() / weights.detach().sum().clamp_min(1e-30)
         return outputs, loss + (self.mixture * outputs).sum()
 
@@ -225,9 +227,11 @@ class _Check:
             )
         tensors = list(leaves.values())
         gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
-        sizes = torch.tensor([self.scales[n] * float(g.double().norm()) for n, g in zip(leaves, gradient)])
-        slope = sum(float((g * self.direction[n]).double().sum()) for n, g in zip(leaves, gradient))
-        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), float(sizes.norm()))
+        parts = [self.scales[n] * g.double().norm() for n, g in zip(leaves, gradient)]
+        parts += [(g * self.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
+        found = _together(parts)
+        size, slope = math.hypot(*found[: len(tensors)]), sum(found[len(tensors) :])
+        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), size)
 
     def _size_of(self, loss: Tensor) -> float:
         return self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
@@ -237,9 +241,11 @@ class _Check:
         _, _, loss, slope, agreement = self._start()
         for step in STEPS[self.dtype]:
             with torch.no_grad():
-                ahead, behind = (
-                    float(self._evaluate({n: t + size * self.direction[n] for n, t in self.point.items()})[1])
-                    for size in (step, -step)
+                ahead, behind = _together(
+                    [
+                        self._evaluate({n: t + size * self.direction[n] for n, t in self.point.items()})[1]
+                        for size in (step, -step)
+                    ]
                 )
             agreement.slope(slope, (ahead - behind) / (2 * step), step, self._size_of(loss))
             if agreement.slope_agrees:
@@ -277,6 +283,12 @@ class _Check:
                 "once_differentiable or cuts the graph"
             )
         return path
+
+
+def _together(numbers: list[Tensor]) -> list[float]:
+    """Return numbers as floats: a GPU is waited for once."""
+    found: list[float] = torch.stack(numbers).tolist()
+    return found
 
 
 class _Agreement:
