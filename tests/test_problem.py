@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.problem import Problem, unwrap
+from spiritlevel.opening import unwrap
+from spiritlevel.problem import Problem
 from spiritlevel.reference import Dense
 
 
