@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.passes import curvature, rules
-from spiritlevel.passes.curvature import CurvatureSums, curvature_sweep
+from spiritlevel.passes.accumulating import CurvatureSums
+from spiritlevel.passes.curvature import curvature_sweep
 from spiritlevel.problem import Problem
 
 Data = tuple[Tensor, Tensor]

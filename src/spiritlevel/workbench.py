@@ -14,7 +14,8 @@ from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, top_eige
 from spiritlevel.first_guess import guessed_eigenvectors
 from spiritlevel.operators import HessianOperator
 from spiritlevel.operators.layer_tops import top_eigenvalues
-from spiritlevel.passes.curvature import CurvatureSums, curvature_sweep, fisher_columns
+from spiritlevel.passes.accumulating import CurvatureSums
+from spiritlevel.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.passes.gradient import GradientStats, mean_gradient
 from spiritlevel.problem import Problem
 

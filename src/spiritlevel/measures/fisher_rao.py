@@ -7,7 +7,7 @@ import math
 from spiritlevel.estimate import Estimate, Result
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.passes.curvature import CurvatureSums
+from spiritlevel.passes.accumulating import CurvatureSums
 from spiritlevel.passes.radial import RadialStats
 from spiritlevel.problem import Problem
 from spiritlevel.reference import fisher_rao as reference
