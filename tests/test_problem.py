@@ -17,6 +17,7 @@ from cases import PIECEWISE_LINEAR, SMOOTH
 from torch import Tensor, nn
 
 import spiritlevel as sl
+from spiritlevel import batch_sizes
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.opening import unwrap
 from spiritlevel.problem import Problem
@@ -590,3 +591,12 @@ def test_measures_finished_before_an_interruption_are_kept() -> None:
     report = stopped.value.report  # type: ignore[attr-defined]
     assert list(report) == ["weight_norm"]
     assert "Interrupted after 1 of 3 measures." in report.header["notes"]
+
+
+def test_a_batch_size_on_a_gpu_leaves_it_to_the_first_batch_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(batch_sizes, "memory_share", lambda device: 10**9)
+    inputs, labels = data()
+    assert batch_sizes.batch_size_on_gpu(Problem(small(), (inputs, labels))) == batch_sizes.LARGEST
+    wider = torch.cat([inputs, inputs], 1)
+    assert batch_sizes.batch_size_on_gpu(Problem(small(), (wider, labels))) == batch_sizes.DEFAULT_BATCH_SIZE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spiritlevel.data import count_of, map_tensors, slice_batch
+from spiritlevel.data import DEFAULT_BATCH_SIZE, count_of, map_tensors, slice_batch
 
 if TYPE_CHECKING:
     from spiritlevel.problem import Problem
@@ -29,7 +29,10 @@ def batch_size_on_gpu(problem: Problem) -> int:
     content = map_tensors(content, lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype))
     with problem.session():
         before = torch.cuda.memory_allocated(device)
-        outputs = problem.outputs(content)
+        try:
+            outputs = problem.outputs(content)
+        except Exception:  # the first batch will say what is wrong
+            return DEFAULT_BATCH_SIZE
         taken = torch.cuda.memory_allocated(device) - before
         del outputs
     fitting = memory_share(device) * count_of(content) // max(taken, 1)
