@@ -114,6 +114,17 @@ def test_variance_over_batches_is_the_mean_square_less_the_squared_mean() -> Non
     assert float((alone @ block).abs().max()) < 1e-14  # one batch has no variance
 
 
+def test_variance_over_batches_nobody_chose_is_over_those_of_the_usual_size() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = torch.randn(300, 3).double(), torch.randint(2, (300,))
+    problem = sl.Problem(model, data)
+    assert next(iter(problem.batches())).count == 256  # in which other sweeps go
+    block = torch.randn(problem.size, 2).double()
+    found, expected = (VarianceOperator(sl.Problem(model, data, batch_size=size)) @ block for size in (None, 128))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
 def _mean_squared(model: nn.Module, x: Tensor) -> tuple[str, Any, Tensor]:
     return "mean_squared_error", nn.MSELoss(), torch.randn(len(x), 3, dtype=torch.float64)
 

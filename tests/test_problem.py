@@ -593,10 +593,19 @@ def test_measures_finished_before_an_interruption_are_kept() -> None:
     assert "Interrupted after 1 of 3 measures." in report.header["notes"]
 
 
-def test_a_batch_size_on_a_gpu_leaves_it_to_the_first_batch_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    monkeypatch.setattr(batch_sizes, "memory_share", lambda device: 10**9)
+@pytest.mark.parametrize(("cached", "expected"), [(10**9, 256), (1000, 128)])
+def test_batches_nobody_chose_are_as_large_as_the_caches_hold(
+    monkeypatch: pytest.MonkeyPatch, cached: int, expected: int
+) -> None:
+    monkeypatch.setattr(batch_sizes, "CACHED", cached)
     inputs, labels = data()
-    assert batch_sizes.batch_size_on_gpu(Problem(small(), (inputs, labels))) == batch_sizes.LARGEST
+    inputs, labels = inputs.repeat(300, 1)[:300], labels.repeat(300)[:300]
+    assert next(iter(Problem(small(), (inputs, labels)).batches())).count == expected
+    assert next(iter(Problem(small(), (inputs, labels), batch_size=7).batches())).count == 7
+    assert next(iter(Problem(small(), (inputs, labels), mode="train").batches())).count == 128
+
+
+def test_a_batch_size_leaves_it_to_the_first_batch_to_fail() -> None:
+    inputs, labels = data()
     wider = torch.cat([inputs, inputs], 1)
-    assert batch_sizes.batch_size_on_gpu(Problem(small(), (wider, labels))) == batch_sizes.DEFAULT_BATCH_SIZE
+    assert batch_sizes.batch_size_for(Problem(small(), (wider, labels))) == batch_sizes.DEFAULT_BATCH_SIZE

@@ -233,16 +233,17 @@ class OuterGradients(SampleGradients):
         return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 
     def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
-        first = self._part(slice(0, 1))  # tells how large each is, before any other is written out
-        step = self.samples if first.one_position else max(1, numbers // first._numbers_a_sample())
+        columns, groups, positions, outputs, fan_in = self._sizes()
+        each = groups * (columns * outputs * (positions + fan_in) + positions * fan_in)
+        step = self.samples if positions == 1 else max(1, numbers // each)
         for start in range(0, self.samples, step):
             part = slice(start, start + step)
             yield part, self._part(part)
 
-    def _numbers_a_sample(self) -> int:
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        """Columns, groups, positions, outputs and inputs·kernel of a group."""
         columns, _, groups, positions, outputs = self.deltas.shape
-        fan_in = self.inputs.shape[3]
-        return groups * (columns * outputs * (positions + fan_in) + positions * fan_in)
+        return columns, groups, positions, outputs, self.inputs.shape[3]
 
     def _part(self, part: slice) -> OuterGradients:
         return OuterGradients(self.inputs[part], self.deltas[:, part], self.shape)
@@ -299,6 +300,13 @@ class ConvolutionGradients(OuterGradients):
         groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
         flat = [d if pooling is None else pooling.spread(d) for d, pooling in zip(self.calls[1], self.calls[2])]
         return _joined([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in flat], 3)
+
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        # Told by the shapes, before anything is written out.
+        groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
+        positions = sum(d.shape[3] if p is None else p.total for d, p in zip(self.calls[1], self.calls[2]))
+        fan_in = self.module.in_channels // groups * math.prod(self.module.kernel_size)
+        return len(self.calls[1][0]), groups, positions, outputs, fan_in
 
     def _part(self, part: slice) -> ConvolutionGradients:
         inputs, deltas, poolings = self.calls

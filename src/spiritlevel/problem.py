@@ -8,7 +8,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,16 @@ class Problem:
         few.source = self.source.every(step)
         few.progress = None
         return few
+
+    def in_own_batches(self) -> Problem:
+        """Return the same problem in batches of one size on every device, for what is defined by the batches."""
+        if self.source.resized is None:
+            return self
+        other = copy.copy(self)
+        other.__dict__.pop("_read", None)
+        other.source = replace(self.source, resized=None)
+        other._doubts = []
+        return other
 
     @property
     def forward_function(self) -> Callable[[nn.Module, Content], Any]:
@@ -340,11 +350,11 @@ class Problem:
     def _read(self) -> Callable[[], Iterator[Content]]:
         """How a sweep begins.  The batches matter where samples influence each other, and are then left alone."""
         resized = self.source.resized
-        if resized is None or self.device.type != "cuda" or self.mode == "train":
+        if resized is None or self.mode == "train":
             return self.source.read
-        from spiritlevel.batch_sizes import batch_size_on_gpu
+        from spiritlevel.batch_sizes import batch_size_for
 
-        size = batch_size_on_gpu(self)
+        size = batch_size_for(self)
         return lambda: resized(size)
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -120,9 +120,8 @@ class VarianceOperator(Operator):
     """
 
     def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
-        super().__init__(
-            problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True
-        )
+        own = problem.in_own_batches()
+        super().__init__(own, own.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True)
 
     def matvec(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K): three products with the Hessian of every batch."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
+from spiritlevel.graph_size import saved_bytes
 from spiritlevel.problem import Problem
 
 # The graph of a gradient holds about as much again for the gradient's own computation, and once more while it is used.
@@ -37,22 +37,9 @@ def free_bytes(device: torch.device) -> int:
 def graph_bytes(problem: Problem) -> tuple[int, int]:
     """Return (bytes of the retained graph of the first batch, number of batches); measured once, by a forward pass."""
     if problem not in _measured:
-        saved: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            place = storage.data_ptr()
-            # A batch may be a small view of all the data there is; an expanded tensor is larger than what it holds.
-            size = min(storage.nbytes(), tensor.numel() * tensor.element_size())
-            saved[place] = max(saved.get(place, 0), size)
-            return tensor
-
         with problem.session():
             batch = next(iter(problem.batches()))
-            own = {tensor.untyped_storage().data_ptr() for tensor in problem.model.parameters()}
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-        held = sum(size for place, size in saved.items() if place not in own)
+            held = saved_bytes(problem, lambda: problem.loss.per_sample(problem.outputs(batch.content), batch.content))
         batches = -(-problem.survey.count // batch.count)
         _measured[problem] = (int(GRAPH_FACTOR * held), batches)
     return _measured[problem]
