@@ -19,7 +19,8 @@ from benchmarks.timing import Contender, Work, best_setting, relative
 
 GOAL = 0.01
 CHECKED = 2048  # samples whose exact traces are known
-BACKPACK_BATCHES = (8, 16, 32, 64, 128, 256)
+BACKPACK_BATCHES = (8, 16, 32, 64, 128, 256, 512)
+ROUNDS = 3  # of settings among which a peer's best is chosen
 
 
 def trace_and_diagonal(device: torch.device, samples: int, probes: int) -> Work:
@@ -35,14 +36,15 @@ def trace_and_diagonal(device: torch.device, samples: int, probes: int) -> Work:
     if peers.installed("backpack"):
         extended = peers.BackPack(model, data)
         sizes = [size for size in BACKPACK_BATCHES if size <= samples]
-        name, run = best_setting({f"batches of {b}": functools.partial(extended.diagonal, b) for b in sizes}, device)
+        by_size = {f"batches of {b}": functools.partial(extended.diagonal, b) for b in sizes}
+        name, run = best_setting(by_size, device, rounds=ROUNDS)
         contenders.append(
             Contender("BackPACK DiagGGNExact", run, lambda d: relative(d, exact), f"exact for this network; {name}")
         )
     if peers.installed("nngeometry"):
         sizes = [size for size in BACKPACK_BATCHES if size <= samples]
         by_size = {f"batches of {b}": functools.partial(peers.nngeometry_diagonal, model, data, b) for b in sizes}
-        name, run = best_setting(by_size, device)
+        name, run = best_setting(by_size, device, rounds=ROUNDS)
         contenders.append(Contender("nngeometry FIM diagonal", run, lambda d: relative(d, exact), name))
     if peers.installed("curvlinops"):
         contenders += _curvlinops_estimates(model, data, exact, probes)
@@ -153,9 +155,8 @@ def sample_traces(
         try:
             extended = peers.BackPack(model, data, convert=convert)
             sizes = [b for b in BACKPACK_BATCHES if b <= samples]
-            best, run = best_setting(
-                {f"batches of {b}": functools.partial(extended.sample_traces, b) for b in sizes}, device
-            )
+            by_size = {f"batches of {b}": functools.partial(extended.sample_traces, b) for b in sizes}
+            best, run = best_setting(by_size, device, rounds=ROUNDS)
             contenders.append(
                 Contender("BackPACK BatchDiagGGNExact", run, error_in_norm, f"exact for such networks; {best}")
             )

@@ -1,8 +1,8 @@
-"""The way back through a convolution of few channels on a GPU, with the rows of the images folded into channels.
+"""The way back through a convolution of few channels, with rows of the images folded into channels.
 
-A GPU's convolutions of a handful of channels run at a fraction of its rate.  Written out as a matrix along one of its
-two directions, a convolution is one along the other alone, of many channels: up to three times the arithmetic, and
-still quicker by a third.
+Kernels for convolutions work on channels: with a handful of them most of the machine stands still.  A convolution whose
+rows are folded into its channels is one of more channels and a taller kernel.  On a processor's wide vectors two rows
+at a time do; a GPU takes all of them, which leaves a convolution along the other direction alone.
 """
 
 from __future__ import annotations
@@ -11,30 +11,69 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Input channels that count as few, and how much more arithmetic there may be.
+# On a GPU: input channels that count as few, and how much more arithmetic there may be.
 FEW_CHANNELS = 8
 MORE_ARITHMETIC = 3
+# On a CPU: how many times as many of its lanes must do work that counts.
+WORTHWHILE = 1.5
 
 
-def can_be_folded(module: nn.Module, shape: torch.Size) -> bool:
-    """Whether folding is right for this layer, and quicker, for inputs of ``shape`` (B, C, H, W)."""
-    if type(module) is not nn.Conv2d or len(shape) != 4 or isinstance(module.padding, str):
-        return False
+def rows_to_fold(module: nn.Module, inputs: Tensor) -> int:
+    """Return how many rows of inputs (B, C, H, W) to fold into each channel on the way back; 1 for none."""
+    if type(module) is not nn.Conv2d or inputs.ndim != 4 or isinstance(module.padding, str):
+        return 1
+    reaches = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size)]
     plain = module.groups == 1 and module.stride == (1, 1) and module.padding_mode == "zeros"
-    reach = module.dilation[1] * (module.kernel_size[1] - 1)
-    small = module.in_channels <= FEW_CHANNELS and shape[2] <= MORE_ARITHMETIC * module.kernel_size[0]
-    return plain and small and module.padding[1] <= reach
+    if not plain or any(p > reach for p, reach in zip(module.padding, reaches)):
+        return 1
+    height = inputs.shape[2]
+    if inputs.is_cuda:
+        few = module.in_channels <= FEW_CHANNELS and height <= MORE_ARITHMETIC * module.kernel_size[0]
+        return height if few else 1
+    if inputs.dtype != torch.float32:  # which alone has kernels that work on many channels at once
+        return 1
+    lanes = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+    return _best_rows(module.in_channels, module.kernel_size[0], reaches[0], height, lanes)
 
 
-def pulled_through(module: nn.Conv2d, deltas: Tensor, shape: torch.Size) -> Tensor:
+def _best_rows(channels: int, size: int, reach: int, height: int, lanes: int) -> int:
+    """Return the rows for which the largest share of vectors of so many ``lanes`` does work that counts."""
+
+    def useful(rows: int) -> float:
+        folded = channels * rows
+        return folded / (-(-folded // lanes) * lanes) * size / (reach + rows)
+
+    best = max((rows for rows in range(1, height + 1) if height % rows == 0), key=useful)
+    return best if useful(best) >= WORTHWHILE * useful(1) else 1
+
+
+def pulled_through(module: nn.Conv2d, deltas: Tensor, shape: torch.Size, rows: int) -> Tensor:
     """Return the gradients of the inputs, (N, C, H, W), from those of the outputs, (N, O, h, w)."""
     assert not isinstance(module.padding, str)
-    (_, channels, height, _), (_, outputs, rows, _) = shape, deltas.shape
-    (size, width), (step, spread), (above, beside) = module.kernel_size, module.dilation, module.padding
+    height, across = shape[2], (module.dilation[1] * (module.kernel_size[1] - 1) - module.padding[1])
+    if rows == height:
+        found = F.conv1d(deltas.flatten(1, 2), _all_rows(module, deltas, height), None, 1, across, module.dilation[1])
+        return found.unflatten(1, (-1, height))
+    down = module.dilation[0] * (module.kernel_size[0] - 1) - module.padding[0]
+    kernel = _some_rows(module, deltas, rows)
+    found = F.conv2d(deltas, kernel, None, (rows, 1), (down, across), (1, module.dilation[1]))
+    return found.unflatten(1, (-1, rows)).transpose(2, 3).flatten(2, 3)
+
+
+def _all_rows(module: nn.Conv2d, deltas: Tensor, height: int) -> Tensor:
+    """Return the kernel (C·H, O·h, w) along the other direction."""
+    assert not isinstance(module.padding, str)
     # Row y of the inputs meets row r of the outputs through row k of the kernel where y = r + k·dilation - padding.
-    k, y, r = (torch.arange(count, device=deltas.device) for count in (size, height, rows))
-    meet = (y[:, None] == r + k[:, None, None] * step - above).to(deltas.dtype)  # (k, y, r)
+    k, y, r = (torch.arange(n, device=deltas.device) for n in (module.kernel_size[0], height, deltas.shape[2]))
+    meet = (y[:, None] == r + k[:, None, None] * module.dilation[0] - module.padding[0]).to(deltas.dtype)  # (k, y, r)
     kernel = torch.einsum("kyr,ocki->cyori", meet, module.weight.detach().flip(3))
-    flat = kernel.reshape(channels * height, outputs * rows, width)
-    found = F.conv1d(deltas.flatten(1, 2), flat, padding=spread * (width - 1) - beside, dilation=spread)
-    return found.unflatten(1, (channels, height))
+    return kernel.flatten(2, 3).flatten(0, 1)
+
+
+def _some_rows(module: nn.Conv2d, deltas: Tensor, rows: int) -> Tensor:
+    """Return the kernel (C·rows, O, reach + rows, w) that gives so many rows at once."""
+    reach = module.dilation[0] * (module.kernel_size[0] - 1)
+    k, r, i = (torch.arange(n, device=deltas.device) for n in (module.kernel_size[0], rows, reach + rows))
+    # Row r of them meets row i of the outputs under the kernel through its row k where i = r + reach - k·dilation.
+    meet = (i == r[:, None] + reach - k[:, None, None] * module.dilation[0]).to(deltas.dtype)  # (k, r, i)
+    return torch.einsum("kri,ockj->croij", meet, module.weight.detach().flip(3)).flatten(0, 1)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.layers import FromDeltas, Pooling, rule_of
-from spiritlevel.passes.folding import pulled_through
+from spiritlevel.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.passes.graph import Graph
 from spiritlevel.passes.pooled import pooled
-from spiritlevel.passes.stages import Stages
+from spiritlevel.passes.stages import Fold, Stages
 from spiritlevel.problem import Layer, Problem
 
 
@@ -88,7 +88,7 @@ class Recorder:
         for name in names:
             rule = rule_of(self.layers[name].module)
             assert rule is not None
-            spread = stages is not None and name == stages.cut  # its gradients are those before the pooling
+            spread = stages is not None and name in stages.spread
             known = (self.poolings[name],) if name in self.poolings and not spread else ()
             found[name] = rule(self.layers[name].module, self.inputs[name], *known)
         return found
@@ -119,29 +119,33 @@ class Recorder:
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
         together = [name for name in reached if name in stages.together]
-        apart = [name for name in reached if name not in stages.together]
+        fold = stages.fold if stages.fold is not None and stages.fold.name in reached else None
+        apart = [n for n in reached if n not in stages.together and (fold is None or n != fold.name)]
         raw = self._together(outputs, columns, together)
         found = {name: [_gated(d, gate) for d, gate in zip(raw[name], self._gates_of(name))] for name in raw}
         if stages.cut is None:
-            return found | self._apart(outputs, columns, apart)
-        cut, deltas = stages.cut, self._spread(stages.cut, found[stages.cut][0])
-        found[cut] = [deltas]
-        if stages.folded in apart:
-            before = self._folded(cut, stages.folded, deltas)
-            found[stages.folded] = [before]
-            apart.remove(stages.folded)
-            if not apart:
-                return found
-            cut, deltas = stages.folded, self._spread(stages.folded, before)
-        return found | self._apart(self.edges[cut][0], deltas, apart)
+            found |= self._apart(outputs, columns, apart)
+        else:
+            start, deltas = stages.cut, self._spread(stages.cut, found[stages.cut][0])
+            found[start] = [deltas]
+            if fold is not None and fold.via == start:
+                found[fold.name] = [self._folded(fold, deltas)]
+                if apart:
+                    start, deltas = fold.name, self._spread(fold.name, found[fold.name][0])
+            found |= self._apart(self.edges[start][0], deltas, apart)
+        if fold is not None and fold.via in apart and fold.via in found:
+            found[fold.via] = [self._spread(fold.via, found[fold.via][0])]
+            found[fold.name] = [self._folded(fold, found[fold.via][0])]
+        return found
 
-    def _folded(self, cut: str, name: str, deltas: Tensor) -> Tensor:
+    def _folded(self, fold: Fold, deltas: Tensor) -> Tensor:
         """Return the gradients behind a layer's stop from those of the convolution that takes in what is there."""
         samples_first = deltas.transpose(0, 1)
-        module: Any = self.layers[cut].module
-        pulled = pulled_through(module, samples_first.flatten(0, 1), self.inputs[cut][0].shape)
+        module: Any = self.layers[fold.via].module
+        inputs = self.inputs[fold.via][0]
+        pulled = pulled_through(module, samples_first.flatten(0, 1), inputs.shape, rows_to_fold(module, inputs))
         pulled = pulled.unflatten(0, samples_first.shape[:2])
-        (gate,) = self._gates_of(name)
+        (gate,) = self._gates_of(fold.name)
         if gate is not None:
             pulled *= gate[:, None]
         return pulled.transpose(0, 1)
@@ -202,8 +206,8 @@ class Recorder:
         except Exception:  # an operation that cannot be mapped raises in its own way
             return False
         apart = self.pull_back_all(outputs, some, names, Stages())
-        if stages.cut is not None:
-            apart[stages.cut] = [self._spread(stages.cut, apart[stages.cut][0])]
+        for name in stages.spread & apart.keys():
+            apart[name] = [self._spread(name, apart[name][0])]
         tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
         if staged.keys() != apart.keys():
             return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from spiritlevel.passes.folding import can_be_folded
+from spiritlevel.passes.folding import rows_to_fold
 from spiritlevel.passes.graph import Graph
 
 if TYPE_CHECKING:
@@ -24,12 +24,25 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
+class Fold:
+    """A layer reached from another, the cut or one behind it, through that one's convolution with its rows folded."""
+
+    via: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Stages:
     """Layers pulled back together, and those behind ``cut``, one of them, that are pulled back from there."""
 
     together: tuple[str, ...] = ()
     cut: str | None = None  # None: there is nothing behind
-    folded: str | None = None  # the first behind it, where that is reached through the cut's convolution, folded
+    fold: Fold | None = None
+
+    @property
+    def spread(self) -> set[str]:
+        """Layers whose gradients are those of their own output, also where a pooling follows them."""
+        return {*([] if self.cut is None else [self.cut]), *([] if self.fold is None else [self.fold.via])}
 
 
 def find_stages(
@@ -46,7 +59,7 @@ def find_stages(
         convolved = set()
     numbers = {name: columns * sum(math.prod(shape) for shape in recorder.shapes[name]) for name in names}
     if sum(numbers.values()) <= limit and not convolved:
-        return Stages(tuple(names))
+        return Stages(tuple(names))  # too little for anything else to pay
     best = Stages()
     for cut in names:
         if len(recorder.stops[cut]) != 1:
@@ -60,22 +73,30 @@ def find_stages(
         small = sum(numbers[name] for name in together) <= limit and not convolved & {*together} - {cut}
         if small and not split and len(together) > len(best.together):
             best = Stages(together, cut)
-    if room_on_gpu is None or best.cut is None:
-        return best
-    return replace(best, folded=_before(best.cut, recorder, [name for name in names if name not in best.together]))
+    return _with_folding(best, recorder, graph, names)
 
 
-def _before(cut: str, recorder: Recorder, names: list[str]) -> str | None:
-    """Return the layer whose gradients are wanted right where the cut's convolution takes in, if that can be folded."""
-    if not can_be_folded(recorder.layers[cut].module, recorder.inputs[cut][0].shape):
-        return None
-    convolution = recorder.edges[cut][0].node
-    if convolution.name() != "ConvolutionBackward0":
-        return None
-    for name in names:
-        if [(edge.node, edge.output_nr) for edge in recorder.stops[name]] == [convolution.next_functions[0]]:
-            return name
-    return None
+def _with_folding(stages: Stages, recorder: Recorder, graph: Graph, names: list[str]) -> Stages:
+    """Add the layer whose gradients are wanted right where a convolution behind the cut takes in, if that pays."""
+    by_stop: dict[Any, str] = {
+        (edge.node, edge.output_nr): name
+        for name in names
+        if name not in stages.together and len(recorder.stops[name]) == 1
+        for edge in recorder.stops[name]
+    }
+    for via in names:
+        if len(recorder.edges[via]) != 1 or (via in stages.together and via != stages.cut):
+            continue
+        convolution = recorder.edges[via][0].node
+        name = by_stop.get(convolution.next_functions[0]) if convolution.name() == "ConvolutionBackward0" else None
+        if name is None or rows_to_fold(recorder.layers[via].module, recorder.inputs[via][0]) == 1:
+            continue
+        # Whatever else lies behind would have to go on from there, which it does from the cut alone.
+        before = _reached_without(recorder.stops[via][0].node, graph)
+        behind = [other for other in names if other != via and recorder.stops[other][0].node not in before]
+        if via == stages.cut or behind == [name]:
+            return replace(stages, fold=Fold(via, name))
+    return stages
 
 
 def _reached_without(node: Any, graph: Graph) -> set[Any]:
