@@ -27,7 +27,8 @@ GRAPH_SHARE, KEPT_SHARE = 0.7, 0.4
 SMALL_GRAPH = 2**21  # bytes
 # Bytes of graph, times vectors, that a CPU works on at once: about what its caches hold.
 TOGETHER = 128 * 2**20
-MOST_TOGETHER = 12  # vectors
+MOST_TOGETHER = 6  # vectors: beyond that what is copied between them costs more than what they share
+MOST_TOGETHER_ON_GPU = 12
 
 
 class Products:
@@ -182,11 +183,15 @@ class Products:
     def _may_split(self) -> bool:
         return not self.whole_batches and not self.problem.survey.coupled and self.problem.device.type == "cpu"
 
+    @property
+    def _most_together(self) -> int:
+        return MOST_TOGETHER_ON_GPU if self.problem.device.type == "cuda" else MOST_TOGETHER
+
     def _pieces(self, batch: Batch, count: int) -> Iterator[Batch]:
         """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on."""
         step = batch.count
         if self._chosen == "batched" and self._may_split:
-            step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, MOST_TOGETHER))))
+            step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, self._most_together))))
             step = -(-batch.count // -(-batch.count // step))  # pieces of one size
         if step >= batch.count:
             yield batch
@@ -235,7 +240,7 @@ class Products:
             return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
         together = 1
         if strategy == "batched":
-            together = MOST_TOGETHER
+            together = self._most_together
             if self._may_split:
                 together = max(2, min(together, round(TOGETHER / (self._bytes_a_sample * batch.count))))
         return RetainedGraph(self.problem, batch, names, together=together)
