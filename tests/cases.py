@@ -89,6 +89,18 @@ class Residual(nn.Module):
         return self.head(F.relu(x) + self.project(x))
 
 
+class Centred(nn.Module):
+    """A network whose samples influence each other: the mean of the batch is taken from each."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x - x.mean(0))
+        return found
+
+
 class Concatenation(nn.Module):
     """Two branches side by side, whose input also reaches the head."""
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import Centred
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -68,15 +69,7 @@ def test_data_that_is_read_anew_is_looked_at_twice(data: Data) -> None:
 
 
 def test_samples_that_influence_each_other_have_no_columns(data: Data) -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small_net()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x - x.mean(0))
-
-    problem = Problem(Centred(), data, batch_size=8)
+    problem = Problem(Centred(small_net()), data, batch_size=8)
     assert curvature_sweep(problem) is None
     assert problem.survey.coupled
 

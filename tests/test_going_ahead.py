@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from cases import Centred
 from torch import Tensor, nn
 
 import spiritlevel as sl
@@ -129,15 +130,7 @@ def test_later_operations_of_another_kind_begin_again(data: Data, ahead: list[bo
 
 
 def test_samples_that_influence_each_other_have_no_columns(data: Data, ahead: list[bool]) -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small_net()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x - x.mean(0))
-
-    problem = Problem(Centred(), data, batch_size=8)
+    problem = Problem(Centred(small_net()), data, batch_size=8)
     assert curvature_sweep(problem) is None
     assert problem.survey.coupled
 

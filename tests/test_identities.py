@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.blocks import Blocks
-from spiritlevel.layers import as_matrix
 from spiritlevel.measuring import measure
 from spiritlevel.problem import Problem
 from spiritlevel.symmetries import rescale_neurons
+from spiritlevel.weight_matrices import as_matrix
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, How, Status
-from spiritlevel.layers import matrix_shape
 from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
 from spiritlevel.problem import Problem
+from spiritlevel.weight_matrices import matrix_shape
 
 TOLERANCE = 0.05
 MAXIMUM_PROBES = 512

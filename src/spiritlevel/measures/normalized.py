@@ -10,10 +10,10 @@ from torch import Tensor
 from spiritlevel.blocks import Blocks, TensorEstimate
 from spiritlevel.estimate import Estimate, Result, not_applicable
 from spiritlevel.estimators.balancing import Balance, balance, balance_icml
-from spiritlevel.layers import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.problem import Problem
 from spiritlevel.reference import normalized as reference
+from spiritlevel.weight_matrices import as_matrix
 
 _CLIPS = ("zero", "abs", "none")
 

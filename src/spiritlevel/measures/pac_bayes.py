@@ -12,12 +12,12 @@ from torch import Tensor
 
 from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, not_applicable
-from spiritlevel.layers import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.noise_scales import Scales, balanced_scales, fitted_scales, noisy, weights_of
 from spiritlevel.passes.perturbed import Perturbed
 from spiritlevel.problem import Problem
 from spiritlevel.reference import pac_bayes as reference
+from spiritlevel.weight_matrices import as_matrix
 
 # Streams of noise that must not share draws, as the second part of the seed's key.
 CHOOSING, JUDGING, POOL, START = range(4)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from spiritlevel.batch_sizes import memory_share
-from spiritlevel.layers import DirectGradients, SampleGradients, WeightView
+from spiritlevel.layers import DirectGradients, SampleGradients
 from spiritlevel.losses import Factor
 from spiritlevel.passes.gradient import GradientStats, GradientSums
 from spiritlevel.passes.linearity import Linearity
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.passes.rules import Rules
 from spiritlevel.problem import Batch, Problem
+from spiritlevel.weight_matrices import WeightView
 
 WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from spiritlevel.estimators.probes import random_signs
-from spiritlevel.layers import as_matrix, from_matrix
 from spiritlevel.operators.products import sweep_products
 from spiritlevel.operators.trust import require_double_backward
 from spiritlevel.problem import Problem
+from spiritlevel.weight_matrices import as_matrix, from_matrix
 
 KINDS = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spiritlevel.layers import as_matrix
 from spiritlevel.reference.dense import Dense
+from spiritlevel.weight_matrices import as_matrix
 
 
 def hessian_trace(dense: Dense) -> float:

@@ -6,8 +6,8 @@ import numpy as np
 from scipy.optimize import minimize
 from torch import Tensor
 
-from spiritlevel.layers import as_matrix
 from spiritlevel.reference.dense import Dense
+from spiritlevel.weight_matrices import as_matrix
 
 
 def _clipped(h: Tensor, clip: str) -> Tensor:

@@ -7,9 +7,9 @@ import math
 import torch
 
 from spiritlevel.estimators.balancing import balance
-from spiritlevel.layers import as_matrix
 from spiritlevel.passes.perturbed import Perturbed, gaussian_noise, moved
 from spiritlevel.problem import Problem
+from spiritlevel.weight_matrices import as_matrix
 
 
 def sharpness_by_differences(problem: Problem, *, radius: float = 1e-2, draws: int = 8, seed: int = 0) -> float:
