@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spiritlevel.passes.curvature import gauss_newton_columns
+from spiritlevel.passes.graph import Graph, look_at
+from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Problem
 
 SAMPLES = 7
@@ -87,6 +90,32 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.second(F.relu(self.first(x)))
         return self.head(F.relu(x) + self.project(x))
+
+
+def small_net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return a convolution with a pooling behind it, one without, and two linear layers, for images of 8 by 8."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 3),
+        activation(),
+        nn.Flatten(),
+        nn.Linear(16, 6),
+        activation(),
+        nn.Linear(6, 3),
+    ).double()
+
+
+def recorded(problem: Problem) -> tuple[Tensor, Recorder, Graph, Tensor]:
+    """Return the first batch's outputs, calls, graph and columns; the problem's session must be open."""
+    batch = next(iter(problem.batches()))
+    with Recorder(problem) as recorder:
+        outputs = problem.outputs(batch.content)
+    graph = look_at(outputs)
+    recorder.stop_after_poolings(graph)
+    return outputs, recorder, graph, gauss_newton_columns(problem, batch, outputs.detach()).columns
 
 
 class Centred(nn.Module):

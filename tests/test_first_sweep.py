@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from cases import Centred
+from cases import Centred, recorded, small_net
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import spiritlevel as sl
 from spiritlevel.blocks import Blocks
 from spiritlevel.passes import stages
-from spiritlevel.passes.curvature import curvature_sweep, gauss_newton_columns
+from spiritlevel.passes.curvature import curvature_sweep
 from spiritlevel.passes.gradient import mean_gradient
 from spiritlevel.passes.graph import look_at
 from spiritlevel.passes.piecewise import linear_by_nature
@@ -20,21 +20,6 @@ from spiritlevel.passes.stages import Stages, find_stages
 from spiritlevel.problem import Problem
 
 Data = tuple[Tensor, Tensor]
-
-
-def small_net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1),
-        activation(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(3, 4, 3),
-        activation(),
-        nn.Flatten(),
-        nn.Linear(16, 6),
-        activation(),
-        nn.Linear(6, 3),
-    ).double()
 
 
 @pytest.fixture
@@ -114,12 +99,7 @@ def test_columns_pulled_back_in_stages_are_the_same(data: Data, monkeypatch: pyt
     monkeypatch.setattr(stages, "TOGETHER_NUMBERS", limit)
     problem = Problem(small_net(), data, batch_size=8)
     with problem.session():
-        batch = next(iter(problem.batches()))
-        with Recorder(problem) as recorder:
-            outputs = problem.outputs(batch.content)
-        graph = look_at(outputs)
-        recorder.stop_after_poolings(graph)
-        columns = gauss_newton_columns(problem, batch, outputs.detach()).columns
+        outputs, recorder, graph, columns = recorded(problem)
         names = list(recorder.edges)
         chosen = find_stages(recorder, graph, names, len(columns))
         expected = {

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
+from cases import recorded
 from torch import Tensor, nn
 
 from spiritlevel.passes import recording, stages
-from spiritlevel.passes.curvature import gauss_newton_columns
 from spiritlevel.passes.folding import pulled_through, rows_to_fold
-from spiritlevel.passes.graph import look_at
-from spiritlevel.passes.recording import Recorder
 from spiritlevel.passes.stages import Fold, Stages, find_stages
 from spiritlevel.problem import Problem
 
@@ -104,12 +102,7 @@ def test_a_network_pulled_back_so_gives_the_same(
     torch.manual_seed(1)
     problem = Problem(layers(*pools), (torch.randn(11, 1, 8, 8).double(), torch.randint(3, (11,))))
     with problem.session():
-        batch = next(iter(problem.batches()))
-        with Recorder(problem) as recorder:
-            outputs = problem.outputs(batch.content)
-        graph = look_at(outputs)
-        recorder.stop_after_poolings(graph)
-        columns = gauss_newton_columns(problem, batch, outputs.detach()).columns
+        outputs, recorder, graph, columns = recorded(problem)
         names = list(recorder.edges)
         chosen = find_stages(recorder, graph, names, len(columns), room)
         assert (chosen.cut, chosen.fold) == (cut, fold)

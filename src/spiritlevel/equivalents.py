@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from spiritlevel.data import slice_batch
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import LABEL_KEYS, Forward, Problem, default_forward
+from spiritlevel.losses.base import LABEL_KEYS
+from spiritlevel.problem import Forward, Problem, default_forward
 from spiritlevel.symmetries import (
     Symmetries,
     find,

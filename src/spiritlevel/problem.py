@@ -19,6 +19,7 @@ from spiritlevel.allocation import keep_freed_memory
 from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import Loss, resolve
+from spiritlevel.losses.base import LABEL_KEYS
 from spiritlevel.opening import choose_parameters, open_model
 from spiritlevel.precision import full_float32
 from spiritlevel.quick_pooling import quick_pooling
@@ -28,7 +29,6 @@ from spiritlevel.unfused import unfused
 if TYPE_CHECKING:
     from spiritlevel.survey import Survey
 
-LABEL_KEYS = ("labels", "label", "y")
 
 ProgressHook = Callable[[str, int, int], None]
 

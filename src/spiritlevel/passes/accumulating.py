@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spiritlevel.batch_sizes import memory_share
 from spiritlevel.layers import DirectGradients, SampleGradients
 from spiritlevel.losses import Factor
 from spiritlevel.passes.gradient import GradientStats, GradientSums
@@ -97,8 +96,8 @@ class Accumulators:
             for full in problem.weights.values()
         }
         self.chunk_numbers, self.column_numbers = CHUNK_NUMBERS, COLUMN_NUMBERS
-        if problem.device.type == "cuda":
-            self.chunk_numbers = self.column_numbers = memory_share(problem.device) // problem.dtype.itemsize
+        if rules.room_on_gpu is not None:
+            self.chunk_numbers = self.column_numbers = rules.room_on_gpu
         self.sums: dict[str, ParameterSums] = {}
         # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.  Sums are
         # divided by the samples' total weight only then: a first sweep does not know it before.

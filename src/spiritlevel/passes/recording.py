@@ -114,8 +114,8 @@ class Recorder:
         """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
         A layer that nothing is passed back to is left out.  Samples come first in memory, so that the columns of one
-        lie together for its products.  Where the way is cut after a pooling, that layer's gradients are those of its
-        own output: the way back from there needs them, and then they serve the layer as well.
+        lie together for its products.  Of a layer in ``stages.spread`` they are those of its own output, also where a
+        pooling follows it: the way back from there needs them, and then they serve the layer as well.
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
         together = [name for name in reached if name in stages.together]

@@ -54,7 +54,8 @@ class Rules:
         self._by_graph: dict[int, tuple[list[str], Stages]] = {}
         self._fallbacks: dict[tuple[str, ...], Fallback] = {}
         on_gpu = problem.device.type == "cuda"
-        self._room = memory_share(problem.device) // problem.dtype.itemsize if on_gpu else None
+        # Numbers that a GPU has memory for at one time.
+        self.room_on_gpu = memory_share(problem.device) // problem.dtype.itemsize if on_gpu else None
 
     @property
     def all_fallbacks(self) -> tuple[str, ...]:
@@ -72,7 +73,10 @@ class Rules:
         names = _candidates(self.problem, outputs, recorder, graph)
         if self._others(names) or not linear_by_nature(graph):
             raise WrongGuess
-        self._by_graph[graph.signature] = names, find_stages(recorder, graph, names, len(factor.columns), self._room)
+        self._by_graph[graph.signature] = (
+            names,
+            find_stages(recorder, graph, names, len(factor.columns), self.room_on_gpu),
+        )
         self._go_by(graph)
 
     def confirm(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
@@ -96,7 +100,7 @@ class Rules:
         some, few, own = self.few = self._small(batch, outputs, recorder, graph)
         content = slice_batch(batch.content, 0, len(some)) if aside else None
         covered = _agreeing_layers(self.problem, some, few, own, content)
-        stages = find_stages(recorder, graph, covered, len(factor.columns), self._room)
+        stages = find_stages(recorder, graph, covered, len(factor.columns), self.room_on_gpu)
         if not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
             stages = Stages()
         return covered, stages
