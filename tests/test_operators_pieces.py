@@ -1,6 +1,8 @@
 """ReLUs and max-poolings recorded for products: the same derivatives as torch's own, no zeros in between."""
 
+import contextlib
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.operators import pieces
+from spiritlevel.operators import pooling_blocks
 from spiritlevel.operators.pieces import LinearPieces
 from spiritlevel.reference import Dense
 
@@ -68,21 +70,62 @@ def test_values_and_both_derivatives_are_those_of_torch(function) -> None:  # ty
         ({"dilation": 2, "stride": 3}, True),
     ],
 )
-def test_windows_that_lie_apart_are_placed_at_once(options: dict[str, int], apart: bool) -> None:
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_block_is_put_where_its_vectors_belong(options: dict[str, int], apart: bool, dim: int) -> None:
     torch.manual_seed(0)
     values = torch.randn(4, 3, 9, 7)
     found, places = F.max_pool2d(values, 2, **options, return_indices=True)  # type: ignore[arg-type]
-    window = ([2, 2], *([options.get(name, usual)] * 2 for name, usual in (("stride", 2), ("padding", 0))))
+    window: Any = ([2, 2], *([options.get(name, usual)] * 2 for name, usual in (("stride", 2), ("padding", 0))))
     window = (*window, [options.get("dilation", 1)] * 2, bool(options.get("ceil_mode", False)))
-    assert pieces._apart(window) == apart  # type: ignore[arg-type]
-    if not apart:
-        return
-    gradients = torch.randn(5, *found.shape)
+    assert pooling_blocks._windows_apart(window) == apart
+    gradients, pushed = torch.randn(5, *found.shape), torch.randn(5, *values.shape)
+
+    def both(gradient: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+        return pooling_blocks.spread(gradient, places, [9, 7], window), pooling_blocks.choose(push, places)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # vmap warns of what it takes one by one
-        placed = torch.func.vmap(lambda g: pieces._placed(g, values, places))(gradients)
-    for one, gradient in zip(placed, gradients):
-        assert torch.equal(one, pieces._spread(gradient, values, places, window))  # type: ignore[arg-type]
+        spread, chosen = torch.func.vmap(both, in_dims=dim)(gradients.movedim(0, dim), pushed.movedim(0, dim))
+    for k in range(5):
+        expected = torch.ops.aten.max_pool2d_with_indices_backward(gradients[k], values, *window, places)
+        torch.testing.assert_close(spread[k], expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(chosen[k], pushed[k].flatten(2).gather(2, places.flatten(2)).reshape(places.shape))
+
+
+@pytest.mark.parametrize("pooling", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}])
+def test_a_relu_before_a_pooling_is_passed_behind_it(pooling: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    with LinearPieces():
+        found = F.max_pool2d(F.relu(x.sin()), **pooling)  # type: ignore[arg-type]
+    assert "_PooledBackward" in names_behind(found)
+    assert "_RectifiedBackward" not in names_behind(found)
+    torch.testing.assert_close(found, F.max_pool2d(F.relu(x.sin()), **pooling))  # type: ignore[arg-type]
+
+
+def test_what_a_relu_made_may_be_used_elsewhere_and_what_it_was_made_of_be_changed() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+
+    def used_twice(x: Tensor) -> Tensor:
+        rectified = F.relu(x.sin())
+        return F.max_pool2d(rectified, 2) + 2 * rectified[..., ::2, ::2]
+
+    def changed_behind(x: Tensor) -> Tensor:
+        inner = x.sin()
+        rectified = F.relu(inner)
+        inner.neg_()
+        return F.max_pool2d(rectified, 2)
+
+    for function in (used_twice, changed_behind):
+        found = []
+        for recorded in (False, True):
+            with LinearPieces() if recorded else contextlib.nullcontext():
+                values = function(x)
+            (first,) = torch.autograd.grad(values.pow(3).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), x)
+            found.append((values, first, second))
+        torch.testing.assert_close(*found, rtol=1e-13, atol=1e-14)
 
 
 def test_what_is_done_in_place_stays_in_place() -> None:

@@ -1,10 +1,10 @@
 """Convolutions whose second derivatives are convolutions again.
 
 torch differentiates a convolution's backward by convolving transposed copies with kernels as large as the images,
-which takes two thirds of a product with the Hessian.  A convolution B(x, w) is linear in both arguments, so
-with its two adjoints, gx = Bₓ*(g, w) and gw = B_w*(g, x), and cotangents (u, v) of (gx, gw),
+which takes two thirds of a product with the Hessian.  A convolution B(x, w) + b is linear in both arguments, so
+with its adjoints, gx = Bₓ*(g, w), gw = B_w*(g, x) and gb = Σ g, and cotangents (u, v, c) of (gx, gw, gb),
 
-    ∂/∂g = B(u, w) + B(x, v),    ∂/∂x = Bₓ*(g, v),    ∂/∂w = B_w*(g, u):
+    ∂/∂g = B(u, w) + B(x, v) + c,    ∂/∂x = Bₓ*(g, v),    ∂/∂w = B_w*(g, u):
 
 first-order kernels all of them.
 """
@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel.operators.convolution_blocks import Options, convolve, pull_to_input, pull_to_weight
+
 _DIMENSIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-Options = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
 
 class LinearConvolutions(TorchFunctionMode):
@@ -52,8 +54,7 @@ def _linear(
     if input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
         return None
     options = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), groups)
-    found = _Convolution.apply(input, weight, options)
-    return found if bias is None else found + bias.reshape(-1, *([1] * dimensions))
+    return _Convolution.apply(input, weight, bias, options)
 
 
 def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
@@ -61,65 +62,62 @@ def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
     return listed * dimensions if len(listed) == 1 else listed
 
 
-def _convolve(input: Tensor, weight: Tensor, options: Options) -> Tensor:
-    stride, padding, dilation, groups = options
-    return torch.ops.aten.convolution(input, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
-
-
-def _adjoints(
-    gradient: Tensor, input: Tensor, weight: Tensor, options: Options, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    if not any(wanted):
-        return None, None
-    stride, padding, dilation, groups = options
-    by_input, by_weight, _ = torch.ops.aten.convolution_backward(
-        gradient, input, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, [*wanted, False]
-    )
-    return by_input if wanted[0] else None, by_weight if wanted[1] else None
-
-
 class _Convolution(torch.autograd.Function):
-    """B(x, w)."""
+    """B(x, w) + b."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, options: Options) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.options = options
-        return _convolve(input, weight, options)
+        return convolve(input, weight, bias, options)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[:2])
-        # Once no further derivative is wanted the kernels alone do, which vmap knows how to batch.
+        wanted = tuple(ctx.needs_input_grad[:3])
+        # Once no further derivative is wanted the kernels alone do, which know how to take a block of vectors.
         pull = _Adjoints.apply if torch.is_grad_enabled() else _adjoints
         return *pull(gradient, input, weight, ctx.options, wanted), None
 
 
+def _adjoints(
+    gradient: Tensor, input: Tensor, weight: Tensor, options: Options, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    return (
+        pull_to_input(gradient, weight, list(input.shape[1:]), options) if wanted[0] else None,
+        pull_to_weight(gradient, input, list(weight.shape[2:]), options) if wanted[1] else None,
+        gradient.sum([0, *range(2, gradient.ndim)]) if wanted[2] else None,
+    )
+
+
 class _Adjoints(torch.autograd.Function):
-    """(Bₓ*(g, w), B_w*(g, x)), None where not wanted."""
+    """(Bₓ*(g, w), B_w*(g, x), Σ g), None where not wanted."""
 
     @staticmethod
     def forward(
-        ctx: Any, gradient: Tensor, input: Tensor, weight: Tensor, options: Options, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
+        ctx: Any, gradient: Tensor, input: Tensor, weight: Tensor, options: Options, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
         ctx.save_for_backward(gradient, input, weight)
         ctx.options = options
         ctx.set_materialize_grads(False)
         return _adjoints(gradient, input, weight, options, wanted)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor | None, v: Tensor | None, c: Tensor | None) -> tuple[Tensor | None, ...]:
         gradient, input, weight = ctx.saved_tensors
         options = ctx.options
         by_gradient = by_input = by_weight = None
         if ctx.needs_input_grad[0]:
-            parts = [] if u is None else [_convolve(u, weight, options)]
-            parts += [] if v is None else [_convolve(input, v, options)]
-            by_gradient = sum(parts[1:], parts[0]) if parts else None
-        # Apart, although the kernel could make both at once: vmap folds a block of v or of u into channels, not both.
+            if v is not None:
+                by_gradient = convolve(input, v, c, options)
+            elif c is not None:
+                by_gradient = c.reshape(-1, *([1] * (gradient.ndim - 2))).expand_as(gradient)
+            if u is not None:
+                along = convolve(u, weight, None, options)
+                by_gradient = along if by_gradient is None else by_gradient + along
         if v is not None and ctx.needs_input_grad[1]:
-            by_input, _ = _adjoints(gradient, input, v, options, (True, False))
+            by_input = pull_to_input(gradient, v, list(input.shape[1:]), options)
         if u is not None and ctx.needs_input_grad[2]:
-            _, by_weight = _adjoints(gradient, u, weight, options, (False, True))
+            by_weight = pull_to_weight(gradient, u, list(weight.shape[2:]), options)
         return by_gradient, by_input, by_weight, None, None

@@ -13,15 +13,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
+
+from spiritlevel.operators.pooling_blocks import Window, choose, spread
 
 _RELUS = (torch.relu, F.relu, Tensor.relu)
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
-Window = tuple[Any, Any, Any, Any, bool]  # kernel size, stride, padding, dilation, ceil mode
 
 
 class LinearPieces(TorchFunctionMode):
     """While entered, ReLUs and max-poolings are recorded so that no zeros are made of their second derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What ReLUs made, by identity: with what they made it of, and the versions of both at the time.
+        self._rectified: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -29,9 +36,30 @@ class LinearPieces(TorchFunctionMode):
         found = None
         if func in _RELUS:
             found = _rectified(*args, **(kwargs or {}))
+            if found is not None:
+                self._rectified[id(found)] = found, args[0], (found._version, args[0]._version)
         elif func in _POOLINGS:
-            found = _pooled(*args, **(kwargs or {}))
+            found = self._pooled(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is None else found
+
+    def _pooled(
+        self,
+        values: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Tensor | None:
+        if return_indices or not _plain(values) or values.ndim != 4:
+            return None
+        window = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+        # The largest of rectified values is the largest value, rectified: derivatives then pass the ReLU where there
+        # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
+        made, behind, versions = self._rectified.get(id(values), (values, values, None))
+        rectified = versions == (made._version, behind._version)
+        return _Pooled.apply(behind if rectified else values, window, rectified)
 
 
 def _plain(values: Any) -> bool:
@@ -41,21 +69,6 @@ def _plain(values: Any) -> bool:
 def _rectified(values: Any, inplace: bool = False, **others: Any) -> Tensor | None:
     # In place the values themselves change, which others may read.
     return None if inplace or others or not _plain(values) else _Rectified.apply(values)
-
-
-def _pooled(
-    values: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
-    if return_indices or not _plain(values) or values.ndim != 4:
-        return None
-    window = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
-    return _Pooled.apply(values, window)
 
 
 def _pair(value: Any) -> list[int]:
@@ -92,45 +105,41 @@ class _Gated(torch.autograd.Function):
 
 
 class _Pooled(torch.autograd.Function):
+    """Max-pooling, and a ReLU of it where it is to be ``rectified``."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, window: Window) -> Tensor:
+    def forward(ctx: Any, values: Tensor, window: Window, rectified: bool) -> Tensor:
         found, places = torch.ops.aten.max_pool2d_with_indices(values, *window)
-        ctx.save_for_backward(values, places)
-        ctx.window = window
+        if rectified:
+            found = found.relu_()
+        ctx.save_for_backward(places, *([found] if rectified else []))
+        ctx.size, ctx.window = list(values.shape[2:]), window
         return found
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        values, places = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        places, *gate = ctx.saved_tensors
         spread = _Spread.apply if torch.is_grad_enabled() else _spread
-        return spread(gradient, values.detach(), places, ctx.window), None
-
-
-def _spread(gradient: Tensor, values: Tensor, places: Tensor, window: Window) -> Tensor:
-    if values.is_cuda and _apart(window):
-        return _placed(gradient, values, places)
-    return torch.ops.aten.max_pool2d_with_indices_backward(gradient, values, *window, places)
-
-
-def _apart(window: Window) -> bool:
-    """Whether no position belongs to two windows."""
-    size, stride, _, dilation, _ = window
-    return all(d * (n - 1) < s for n, s, d in zip(size, stride, dilation))
-
-
-def _placed(gradient: Tensor, values: Tensor, places: Tensor) -> Tensor:
-    """The same for windows that lie apart: a GPU's own kernel looks at every position for the windows around it."""
-    zeros = gradient.new_zeros((*values.shape[:2], values.shape[2] * values.shape[3]))
-    return zeros.scatter_add_(2, places.flatten(2), gradient.flatten(2)).reshape(values.shape)
+        return spread(gradient, places, gate[0].detach() if gate else None, ctx.size, ctx.window), None, None
 
 
 class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, values: Tensor, places: Tensor, window: Window) -> Tensor:
-        ctx.save_for_backward(places)
-        return _spread(gradient, values, places, window)
+    """Gradients of pooled values, put where the values came from."""
 
     @staticmethod
-    def backward(ctx: Any, pushed: Tensor) -> tuple[Tensor, None, None, None]:
-        (places,) = ctx.saved_tensors
-        return pushed.flatten(2).gather(2, places.flatten(2)).reshape(places.shape), None, None, None
+    def forward(
+        ctx: Any, gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window
+    ) -> Tensor:
+        ctx.save_for_backward(places, *([] if gate is None else [gate]))
+        return _spread(gradient, places, gate, size, window)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, pushed: Tensor) -> tuple[Tensor, None, None, None, None]:
+        places, *gate = ctx.saved_tensors
+        found = choose(pushed, places)
+        return _gate(found, gate[0]) if gate else found, None, None, None, None
+
+
+def _spread(gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window) -> Tensor:
+    return spread(gradient if gate is None else _gate(gradient, gate), places, size, window)
