@@ -25,10 +25,9 @@ AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
 # Shares of the free memory that a retained graph, or the graphs of all batches, may take.
 GRAPH_SHARE, KEPT_SHARE = 0.7, 0.4
 SMALL_GRAPH = 2**21  # bytes
-# Bytes of graph, times vectors, that a CPU works on at once: about what its caches hold.
-TOGETHER = 128 * 2**20
-MOST_TOGETHER = 6  # vectors: beyond that what is copied between them costs more than what they share
-MOST_TOGETHER_ON_GPU = 12
+# Bytes of graph, times vectors, that a CPU works on at once: less would be all calls, more would leave its caches.
+TOGETHER = 256 * 2**20
+MOST_TOGETHER = 12  # vectors: more share no more
 
 
 class Products:
@@ -183,15 +182,11 @@ class Products:
     def _may_split(self) -> bool:
         return not self.whole_batches and not self.problem.survey.coupled and self.problem.device.type == "cpu"
 
-    @property
-    def _most_together(self) -> int:
-        return MOST_TOGETHER_ON_GPU if self.problem.device.type == "cuda" else MOST_TOGETHER
-
     def _pieces(self, batch: Batch, count: int) -> Iterator[Batch]:
         """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on."""
         step = batch.count
         if self._chosen == "batched" and self._may_split:
-            step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, self._most_together))))
+            step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, MOST_TOGETHER))))
             step = -(-batch.count // -(-batch.count // step))  # pieces of one size
         if step >= batch.count:
             yield batch
@@ -240,7 +235,7 @@ class Products:
             return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
         together = 1
         if strategy == "batched":
-            together = self._most_together
+            together = MOST_TOGETHER
             if self._may_split:
                 together = max(2, min(together, round(TOGETHER / (self._bytes_a_sample * batch.count))))
         return RetainedGraph(self.problem, batch, names, together=together)
