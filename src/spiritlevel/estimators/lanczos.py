@@ -177,14 +177,16 @@ def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:
     """Take from each row (K, P), in place, its part along its own basis (K, m, P); return the lengths left, float64."""
     left = _rowwise(rows, rows)
     again = list(range(len(rows)))
+    # A GPU takes all at once, for launches count there; a CPU one a core, so that a basis is still in its caches when
+    # it is read the second time.
+    at_once = len(rows) if rows.is_cuda else torch.get_num_threads()
     while True:
         before = left
-        if rows.is_cuda and len(again) == len(rows):  # in one step: launches count there
-            with full_float32():
-                rows[:, :, None].baddbmm_(bases.mT, torch.bmm(bases, rows[:, :, None]), alpha=-1)
-        else:
-            for k in again:
-                rows[k].addmv_(bases[k].T, bases[k] @ rows[k], alpha=-1)
+        step = at_once if len(again) == len(rows) else 1
+        with full_float32():
+            for k in again[::step]:
+                some, theirs = rows[k : k + step, None], bases[k : k + step]
+                some.baddbmm_(torch.bmm(some, theirs.mT), theirs, alpha=-1)
         left = _rowwise(rows, rows)
         lengths_before, lengths = _on_cpu(before, left).sqrt()
         # Cancellation multiplies what rounding left along the basis; after a pass without it there is none to multiply.
