@@ -88,7 +88,7 @@ def build(
     device: torch.device | str | None = None,
     **args: Any,
 ) -> nn.Module:
-    """Return a built-in network, initialised as PyTorch does; the same seed gives the same weights.
+    """Return a built-in network, initialised as PyTorch does unless it says otherwise; a seed gives the same weights.
 
     Channels, size and classes default to the paper's. The global random state is left as it was when a seed is given.
     """
