@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import curvlinops
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,6 +158,7 @@ LIBRARY_CASES: list[tuple[str, Callable[..., Any], int]] = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "targets", "size"), LIBRARY_CASES)
 def test_products_agree_with_curvlinops(name: str, targets: Callable[..., Any], size: int) -> None:
+    curvlinops = pytest.importorskip("curvlinops")
     case = CASES[name]
     model, (x, _) = case.model(), case.data(10)
     loss, criterion, y = targets(model, x)

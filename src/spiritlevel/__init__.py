@@ -29,7 +29,7 @@ _PUBLIC = {
     "spectrum": "spiritlevel.spectra",
     "Spectrum": "spiritlevel.spectrum_result",
 }
-_MODULES = ("losses", "symmetries", "nets", "datasets", "training", "measures", "reference")
+_MODULES = ("losses", "symmetries", "nets", "datasets", "training", "measures", "operators", "reference")
 
 __all__ = [
     "Cost",
@@ -53,6 +53,7 @@ __all__ = [
     "measure",
     "measures",
     "nets",
+    "operators",
     "per_sample",
     "plan",
     "reference",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from spiritlevel import datasets, losses, measures, nets, reference, symmetries, training
+    from spiritlevel import datasets, losses, measures, nets, operators, reference, symmetries, training
     from spiritlevel.auditing import audit
     from spiritlevel.checkpoints import load_weights
     from spiritlevel.comparison import compare
