@@ -36,6 +36,8 @@ def names_behind(tensor: Tensor) -> set[str]:
         nn.MaxPool2d(3, stride=2, padding=1),
         nn.MaxPool2d((2, 3), dilation=2),
         nn.MaxPool2d(2, ceil_mode=True),
+        lambda x: F.relu(input=x),
+        lambda x: F.max_pool2d(input=x, kernel_size=2),
     ],
 )
 def test_values_and_both_derivatives_are_those_of_torch(function) -> None:  # type: ignore[no-untyped-def]

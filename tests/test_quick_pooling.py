@@ -54,7 +54,8 @@ def test_values_are_those_of_torch(shape, options, quick, taken) -> None:  # typ
         with quick_pooling(CPU):
             found = F.max_pool2d(values, **options)
             again = nn.MaxPool2d(**options)(values)
-    for one in (found, again):
+            named = F.max_pool2d(input=values, **options)
+    for one in (found, again, named):
         torch.testing.assert_close(one, expected, rtol=0, atol=0, equal_nan=True)
     assert bool(taken) is quick
 

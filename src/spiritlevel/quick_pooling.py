@@ -28,9 +28,9 @@ class QuickMaxPooling(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in _POOLINGS and not torch.is_grad_enabled():
-            size = _side_by_side(*args, **kwargs)
-            if size is not None:
-                return _largest(args[0], size)
+            found = _pooled(*args, **kwargs)
+            if found is not None:
+                return found
         return function(*args, **kwargs)
 
 
@@ -40,22 +40,22 @@ def quick_pooling(device: torch.device) -> contextlib.AbstractContextManager[Any
     return QuickMaxPooling() if plain else contextlib.nullcontext()
 
 
-def _side_by_side(
-    values: Any,
+def _pooled(
+    input: Any,  # by torch's own name: it may be given by it
     kernel_size: Any = None,
     stride: Any = None,
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> tuple[int, int] | None:
-    """Return the window where windows neither overlap nor leave gaps nor reach over an edge; else None."""
+) -> Tensor | None:
+    """Return the maxima where windows neither overlap nor leave gaps nor reach over an edge; else None."""
     size = _pair(kernel_size)
     usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not isinstance(values, Tensor) or values.ndim < 3 or size is None or not usual:
+    if not isinstance(input, Tensor) or input.ndim < 3 or size is None or not usual:
         return None
-    fits = values.shape[-2] >= size[0] and values.shape[-1] >= size[1]
-    return size if fits and size[0] * size[1] <= 16 and _pair(stride) in (None, size) else None
+    fits = input.shape[-2] >= size[0] and input.shape[-1] >= size[1]
+    return _largest(input, size) if fits and size[0] * size[1] <= 16 and _pair(stride) in (None, size) else None
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

@@ -28,23 +28,30 @@ class LinearPieces(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         # What ReLUs made, by identity: with what they made it of, and the versions of both at the time.
-        self._rectified: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}
+        self._made_by_relus: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         found = None
         if func in _RELUS:
-            found = _rectified(*args, **(kwargs or {}))
-            if found is not None:
-                self._rectified[id(found)] = found, args[0], (found._version, args[0]._version)
+            found = self._rectify(*args, **(kwargs or {}))
         elif func in _POOLINGS:
-            found = self._pooled(*args, **(kwargs or {}))
+            found = self._pool(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is None else found
 
-    def _pooled(
+    # Inputs have torch's own name, by which they may be given.
+
+    def _rectify(self, input: Any, inplace: bool = False, **others: Any) -> Tensor | None:
+        if inplace or others or not _plain(input):  # in place the values themselves change, which others may read
+            return None
+        found: Tensor = _Rectified.apply(input)
+        self._made_by_relus[id(found)] = found, input, (found._version, input._version)
+        return found
+
+    def _pool(
         self,
-        values: Any,
+        input: Any,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,
@@ -52,23 +59,18 @@ class LinearPieces(TorchFunctionMode):
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Tensor | None:
-        if return_indices or not _plain(values) or values.ndim != 4:
+        if return_indices or not _plain(input) or input.ndim != 4:
             return None
         window = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
         # The largest of rectified values is the largest value, rectified: derivatives then pass the ReLU where there
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
-        made, behind, versions = self._rectified.get(id(values), (values, values, None))
+        made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))
         rectified = versions == (made._version, behind._version)
-        return _Pooled.apply(behind if rectified else values, window, rectified)
+        return _Pooled.apply(behind if rectified else input, window, rectified)
 
 
 def _plain(values: Any) -> bool:
     return type(values) in (Tensor, torch.nn.Parameter) and values.requires_grad and values.is_floating_point()
-
-
-def _rectified(values: Any, inplace: bool = False, **others: Any) -> Tensor | None:
-    # In place the values themselves change, which others may read.
-    return None if inplace or others or not _plain(values) else _Rectified.apply(values)
 
 
 def _pair(value: Any) -> list[int]:
