@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from benchmarks.timing import synchronise
 
 BASE = {"samples": 2048, "width": 64, "classes": 10, "depth": 3}
 AXES: dict[str, tuple[int, ...]] = {
-    "samples": (1024, 2048, 4096, 8192),
+    "samples": (2_048, 8_192, 32_768, 131_072),
     "width": (64, 128, 256, 512),
     "classes": (4, 8, 16, 32),
     "depth": (2, 4, 8, 16),
@@ -88,22 +89,23 @@ def _forget_peak() -> None:
 
 
 def growth(
-    device: torch.device, axes: dict[str, tuple[int, ...]], say: Callable[[str], None], repeats: int = 1
+    device: torch.device, axes: dict[str, tuple[int, ...]], say: Callable[[str], None], repeats: int = 3
 ) -> list[dict[str, Any]]:
-    """Return time and peak memory along each axis, with fitted exponents."""
+    """Return time (the least of ``repeats`` runs) and peak memory (their median) along each axis, with exponents."""
     say("How cost grows")
     found = []
     for axis, values in axes.items():
         runs = [[_measured({**BASE, axis: value}, device) for _ in range(repeats)] for value in values]
-        points = [min(run, key=lambda one: one["seconds"]) for run in runs]
-        scale = [one["parameters"] for one in points] if axis == "width" else list(values)
+        scale = [run[0]["parameters"] for run in runs] if axis == "width" else list(values)
+        seconds = [min(one["seconds"] for one in run) for run in runs]
+        megabytes = [statistics.median(one["megabytes"] for one in run) for run in runs]
         entry = {
             "axis": MEANING[axis],
             "values": scale,
-            "seconds": [one["seconds"] for one in points],
-            "megabytes": [one["megabytes"] for one in points],
-            "time_exponent": exponent(scale, [one["seconds"] for one in points]),
-            "memory_exponent": exponent(scale, [max(one["megabytes"], 1e-3) for one in points]),
+            "seconds": seconds,
+            "megabytes": megabytes,
+            "time_exponent": exponent(scale, seconds),
+            "memory_exponent": exponent(scale, [max(one, 1e-3) for one in megabytes]),
         }
         say(f"  {entry['axis']}: time ~ {entry['time_exponent']:.2f}, memory ~ {entry['memory_exponent']:.2f}")
         found.append(entry)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.joined import Joined
+
 
 class Fingerprint:
     """Takes in batch after batch.
@@ -19,19 +21,19 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self._shapes: list[tuple[int, ...]] = []
-        self._fields: list[list[Tensor]] = []
+        self._fields: list[Joined] = []
 
     def add(self, tensors: list[Tensor]) -> None:
         """Take in the fields of a batch."""
         for position, tensor in enumerate(tensors):
             if position == len(self._fields):
                 self._shapes.append(tuple(tensor.shape[1:]))
-                self._fields.append([])
-            self._fields[position].append(_numbers(tensor.detach()))
+                self._fields.append(Joined())
+            self._fields[position].add(_numbers(tensor.detach()))
 
     def __str__(self) -> str:
         digests = [
-            hashlib.blake2b(str(shape).encode() + torch.cat(numbers).cpu().numpy().tobytes(), digest_size=8).digest()
+            hashlib.blake2b(str(shape).encode() + numbers.whole().cpu().numpy().tobytes(), digest_size=8).digest()
             for shape, numbers in zip(self._shapes, self._fields)
         ]
         return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()

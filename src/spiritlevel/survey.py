@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spiritlevel.data import Content, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.fingerprints import Fingerprint
+from spiritlevel.joined import Joined
 from spiritlevel.losses import labels_of
 from spiritlevel.problem import Batch, Problem
 
@@ -60,19 +61,16 @@ class Surveyor:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.coupled = False
-        self._losses: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._finite: list[Tensor] = []
-        self._correct: list[Tensor | None] = []
-        self._kept: list[Tensor] = []
-        self._kept_numbers = 0
-        self._shape: tuple[int, ...] = ()
+        self._losses, self._weights, self._finite = Joined(), Joined(), Joined()
+        self._correct: Joined | None = Joined()  # None where a batch cannot tell
+        self._outputs: Joined | None = Joined()  # None where they are too many, or not of one shape
+        self._shape = torch.Size()
         self._fingerprint = Fingerprint()
 
     def add(self, batch: Batch, outputs: Tensor) -> Tensor:
         """Take in one batch and its outputs; return the samples' weights in the mean loss."""
         problem, outputs = self.problem, outputs.detach()
-        self._finite.append(torch.isfinite(outputs.reshape(batch.count, -1)).all(1))
+        self._finite.add(torch.isfinite(outputs.reshape(batch.count, -1)).all(1))
         losses, weights = problem.loss.per_sample(outputs, batch.content)
         if losses.shape != (batch.count,):
             raise UsageError(
@@ -80,14 +78,19 @@ class Surveyor:
                 "it must give one loss a sample, of shape (B,) or (B, T)"
             )
         if batch.start == 0:
-            self._shape = tuple(outputs.shape[1:])
+            self._shape = outputs.shape[1:]
         # All stays where it is until the sweep ends, so that a GPU does not wait for it.
-        self._losses.append(losses.detach().double())
-        self._weights.append(weights.detach().double())
-        self._correct.append(_correct(outputs, batch.content))
-        self._kept_numbers += outputs.numel()
-        if self._kept_numbers <= KEPT_OUTPUTS and outputs.shape[1:] == self._shape:
-            self._kept.append(outputs)
+        self._losses.add(losses.detach().double())
+        self._weights.add(weights.detach().double())
+        correct = _correct(outputs, batch.content)
+        if correct is None:
+            self._correct = None
+        elif self._correct is not None:
+            self._correct.add(correct)
+        if len(self._losses) * self._shape.numel() > KEPT_OUTPUTS or outputs.shape[1:] != self._shape:
+            self._outputs = None
+        elif self._outputs is not None:
+            self._outputs.add(outputs)
         self._fingerprint.add(tensors_of(batch.content))
         return weights.detach()
 
@@ -103,25 +106,24 @@ class Surveyor:
         """Run the first batch again, whole and in part: neither may change what its samples give."""
         problem = self.problem
         again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-        if not _close(again, self._losses[0], problem.dtype):
+        if not _close(again, self._losses[: batch.count], problem.dtype):
             raise SpiritlevelError(problem.disagreement())
         self.coupled = _depends_on_neighbours(problem, batch, outputs)
 
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""
-        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
-        _refuse_not_finite(torch.cat(self._finite))
+        losses, weights = self._losses.whole(), self._weights.whole()
+        _refuse_not_finite(self._finite.whole())
         _refuse_bad_losses(losses, weights)
         count, total_weight = len(losses), float(weights.sum())
-        correct = [part for part in self._correct if part is not None]
         return Survey(
             count=count,
             total_weight=total_weight,
             losses=losses.cpu(),
             weights=weights.cpu(),
-            correct=torch.cat(correct).cpu() if len(correct) == len(self._correct) else None,
-            output_shape=self._shape,
-            outputs=torch.cat(self._kept).cpu() if sum(len(part) for part in self._kept) == count else None,
+            correct=None if self._correct is None else self._correct.whole().cpu(),
+            output_shape=tuple(self._shape),
+            outputs=None if self._outputs is None else self._outputs.whole().cpu(),
             coupled=self.coupled,
             fingerprint=str(self._fingerprint),
         )

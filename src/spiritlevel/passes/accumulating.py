@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spiritlevel.joined import Joined
 from spiritlevel.layers import DirectGradients, SampleGradients
 from spiritlevel.losses import Factor
 from spiritlevel.passes.gradient import GradientStats, GradientSums
@@ -103,9 +104,8 @@ class Accumulators:
         # divided by the samples' total weight only then: a first sweep does not know it before.
         self.layer_names = list(problem.layers)
         self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
-        self.weights: list[Tensor] = []
-        self.sample_traces: list[Tensor] = []
-        self.sample_folds: list[Tensor] = []  # (F, B) a batch: each fold's estimate, where the columns are sketched
+        self.weights, self.sample_traces = Joined(), Joined()
+        self.sample_folds = Joined()  # (B, F) a batch: each fold's estimate, where the columns are sketched
         self.mean = GradientSums(problem) if "mean" in wants else None
 
     def begin(self, factor: Factor) -> None:
@@ -140,7 +140,7 @@ class Accumulators:
         """Add one batch to the sums."""
         weights = weights.double()
         traces = weights.new_zeros(len(self.layer_names), batch.count)
-        folds = weights.new_zeros(self.folds, 0 if self.exact_columns else batch.count)
+        folds = weights.new_zeros(0 if self.exact_columns else batch.count, self.folds)
         if self.mean is not None:
             self.mean.begin(batch, weights)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
@@ -153,13 +153,13 @@ class Accumulators:
             own_traces = (own * norms).sum(0) / factor.draws
             traces[self.layer_names.index(self.owner[full].name), part] += own_traces
             if not self.exact_columns:
-                folds[fold, part] += self.folds * own_traces
+                folds[part, fold] += self.folds * own_traces
         if self.mean is not None:
             self.mean.end()
         self.moments += moments_over_data(traces, weights)
-        self.weights.append(weights)
-        self.sample_traces.append(traces.sum(0))
-        self.sample_folds.append(folds)
+        self.weights.add(weights)
+        self.sample_traces.add(traces.sum(0))
+        self.sample_folds.add(folds)
 
     def _pieces(
         self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
@@ -236,7 +236,7 @@ class Accumulators:
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
         """Return the finished sums."""
-        weights = torch.cat(self.weights)
+        weights = self.weights.whole()
         total = weights.sum()
         for sums in self.sums.values():
             for values in vars(sums).values():
@@ -248,8 +248,8 @@ class Accumulators:
             wants=self.wants,
             parameters=self.sums,
             layer_stderr=dict(zip(self.layer_names, stderr)),
-            sample_traces=torch.cat(self.sample_traces).cpu(),
-            sample_folds=None if self.exact_columns else torch.cat(self.sample_folds, 1).cpu(),
+            sample_traces=self.sample_traces.whole().cpu(),
+            sample_folds=None if self.exact_columns else self.sample_folds.whole().T.cpu(),
             exact_columns=self.exact_columns,
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},

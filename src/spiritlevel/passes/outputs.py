@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spiritlevel.data import Content
 from spiritlevel.errors import UsageError
+from spiritlevel.joined import Joined
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
 from spiritlevel.losses.base import LABEL_KEYS
 from spiritlevel.passes.head import find_head, head_inputs
@@ -51,18 +52,18 @@ class OutputStats:
         """‖φ‖² of the head's input, None where no linear layer gives the outputs; one more sweep, made when asked."""
         if self.head is None:
             return None
-        norms = []
+        norms = Joined()
         for inputs in head_inputs(self.problem, self.head):
             if inputs is None:
                 return None
-            norms.append(inputs.double().square().sum(1).cpu())
-        return torch.cat(norms)
+            norms.add(inputs.double().square().sum(1).cpu())
+        return norms.whole()
 
 
 def forward_statistics(problem: Problem) -> OutputStats:
     """Return the forward-only numbers of every sample; reads the data once and runs the model only where it must."""
     survey = problem.survey
-    columns: dict[str, list[Tensor | None]] = {}
+    columns: dict[str, Joined | None] = {}  # None where a batch does not have them
     head: str | None = None
     with problem.session(), torch.no_grad():
         for batch in problem.batches("margins"):
@@ -75,13 +76,14 @@ def forward_statistics(problem: Problem) -> OutputStats:
             # Labels read now must belong to the outputs kept from the first sweep.
             problem.agrees(batch, problem.loss.per_sample(outputs, batch.content)[0])
             for name, values in _numbers(problem, outputs, batch.content).items():
-                columns.setdefault(name, []).append(values)
+                column = columns.setdefault(name, Joined())
+                if values is None or column is None:
+                    columns[name] = None
+                else:
+                    column.add(values)
     if survey.outputs is None:
         problem.spent["forward"] += 1
-    joined = {
-        name: torch.cat([part for part in parts if part is not None]) if all(p is not None for p in parts) else None
-        for name, parts in columns.items()
-    }
+    joined = {name: None if column is None else column.whole() for name, column in columns.items()}
     module = None if head is None else problem.model.get_submodule(head)
     return OutputStats(
         problem=problem,
