@@ -152,5 +152,10 @@ def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:
             f"{entry['memory_exponent']:.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "Traces and diagonal of a ReLU network of linear layers; times relative to the first of each row."]
-    return lines if not on_gpu else lines[:-2]
+    relative = "" if on_gpu else "; times relative to the first of each row"
+    lines += [
+        "",
+        f"Traces and diagonal of a ReLU network of linear layers{relative}. Memory beyond model and data: what ",
+    ]
+    lines[-1] += "grows with N are the few numbers kept for each sample (its loss, weight, trace)."
+    return lines
