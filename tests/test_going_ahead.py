@@ -13,6 +13,7 @@ from spiritlevel.passes import curvature, rules
 from spiritlevel.passes.accumulating import CurvatureSums
 from spiritlevel.passes.curvature import curvature_sweep
 from spiritlevel.problem import Problem
+from spiritlevel.survey import Surveyor
 
 Data = tuple[Tensor, Tensor]
 
@@ -142,3 +143,17 @@ def test_nothing_is_left_behind(data: Data, ahead: list[bool]) -> None:
     assert model.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_first_batch_is_compared_with_its_own_losses(data: Data) -> None:
+    """Those of later batches join the others while a GPU compares, so what they join may not be read then."""
+    problem = Problem(small_net(), data, batch_size=8)
+    surveyor = Surveyor(problem)
+    with problem.session():
+        batches = list(problem.batches())
+        outputs = [problem.outputs(batch.content).detach() for batch in batches]
+        for batch, output in zip(batches, outputs):
+            surveyor.add(batch, output)
+        surveyor._losses._room.fill_(torch.nan)
+        surveyor.look(batches[0], outputs[0])
+    assert not surveyor.coupled

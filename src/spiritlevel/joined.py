@@ -31,9 +31,6 @@ class Joined:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, rows: slice) -> Tensor:
-        return self._room[: self._count][rows]
-
     def whole(self) -> Tensor:
         """Return all rows, without the room beyond them."""
-        return self._room if self._count == len(self._room) else self[:].clone()
+        return self._room if self._count == len(self._room) else self._room[: self._count].clone()

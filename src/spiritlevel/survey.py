@@ -62,6 +62,7 @@ class Surveyor:
         self.problem = problem
         self.coupled = False
         self._losses, self._weights, self._finite = Joined(), Joined(), Joined()
+        self._first_losses = torch.empty(0)
         self._correct: Joined | None = Joined()  # None where a batch cannot tell
         self._outputs: Joined | None = Joined()  # None where they are too many, or not of one shape
         self._shape = torch.Size()
@@ -79,6 +80,8 @@ class Surveyor:
             )
         if batch.start == 0:
             self._shape = outputs.shape[1:]
+            # By themselves: a GPU compares them beside work on later batches, whose losses join the others meanwhile.
+            self._first_losses = losses.detach().double()
         # All stays where it is until the sweep ends, so that a GPU does not wait for it.
         self._losses.add(losses.detach().double())
         self._weights.add(weights.detach().double())
@@ -106,7 +109,7 @@ class Surveyor:
         """Run the first batch again, whole and in part: neither may change what its samples give."""
         problem = self.problem
         again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-        if not _close(again, self._losses[: batch.count], problem.dtype):
+        if not _close(again, self._first_losses, problem.dtype):
             raise SpiritlevelError(problem.disagreement())
         self.coupled = _depends_on_neighbours(problem, batch, outputs)
 
