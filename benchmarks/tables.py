@@ -154,7 +154,7 @@ def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     relative = "" if on_gpu else "; times relative to the first of each row"
     words = (
-        f"Traces and diagonal of a ReLU network of linear layers{relative}. Memory beyond model and data: what grows with "
-        "N are the few numbers kept for each sample (its loss, weight, trace)."
+        f"Traces and diagonal of a ReLU network of linear layers{relative}. Memory beyond model and data: what grows "
+        "with N are the few numbers kept for each sample (its loss, weight, trace)."
     )
     return [*lines, "", words]
