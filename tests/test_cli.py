@@ -628,6 +628,14 @@ def test_an_unexpected_failure_is_one_line_and_debug_shows_where(
     assert "Traceback" in run("--debug", "measure", "mine:Net", weights, *CHEAP).err
 
 
+def test_hidden_files_are_not_taken_for_misspelt_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / ".a.pt").touch()
+    assert main(["measure", "mine:Net", "a.pt", *CHEAP]) == 2
+    said = capsys.readouterr().err
+    assert "there is no weights file a.pt" in said
+    assert ".a.pt" not in said
+
+
 # --- the command as a process ----------------------------------------------------------------------------------------
 
 

@@ -134,7 +134,9 @@ def check(request: Request) -> Request:
     for path in filled.weights:
         if not Path(path).exists():
             folder = Path(path).parent
-            siblings = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+            # Nobody means a hidden file, which short names come close to.
+            entries = folder.iterdir() if folder.is_dir() else ()
+            siblings = [entry.name for entry in entries if not entry.name.startswith(".")]
             raise UsageError(f"there is no weights file {path}{near_names(Path(path).name, siblings)}")
     return filled
 
