@@ -121,8 +121,8 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         places, *gate = ctx.saved_tensors
-        spread = _Spread.apply if torch.is_grad_enabled() else _spread
-        return spread(gradient, places, gate[0].detach() if gate else None, ctx.size, ctx.window), None, None
+        put_back = _Spread.apply if torch.is_grad_enabled() else _spread
+        return put_back(gradient, places, gate[0].detach() if gate else None, ctx.size, ctx.window), None, None
 
 
 class _Spread(torch.autograd.Function):

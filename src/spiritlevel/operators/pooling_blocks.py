@@ -24,7 +24,9 @@ def spread(values: Tensor, places: Tensor, size: list[int], window: Window) -> T
     if block is not None:
         inner, at = (operand.along(1) for operand in block.operands)
         return block.made(spread(inner, at, size, window), 1)
-    if values.is_cuda and not _windows_apart(window):  # where sums of scattered numbers would differ from run to run
+    # Scattering is faster than torch's own kernel, which on a CPU wants the places copied for every vector and on a GPU
+    # looks at every position; but where places are shared, a GPU's scattered sums would differ from run to run.
+    if values.is_cuda and not _windows_apart(window):
         folded = values.flatten(0, -4)
         inputs = values.new_empty((*folded.shape[:-2], *size))  # its shape alone counts
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(folded, inputs, *window, places.flatten(0, -4))
