@@ -22,7 +22,8 @@ def saved_bytes(problem: Problem, run: Callable[[], object]) -> int:
         # A batch may be a small view of all the data there is; an expanded tensor is larger than what it holds.
         size = min(storage.nbytes(), tensor.numel() * tensor.element_size())
         saved[place] = max(saved.get(place, 0), size)
-        return tensor
+        # Not the tensor itself: what a graph's node keeps of its own result would keep that node alive, for ever.
+        return tensor.detach()
 
     own = {tensor.untyped_storage().data_ptr() for tensor in problem.model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
