@@ -10,6 +10,7 @@ import torch
 from cases import SMOOTH
 from torch import Tensor, nn
 
+import spiritlevel as sl
 from spiritlevel.blocks import TOLERANCE, Blocks, TensorEstimate
 from spiritlevel.estimate import Estimate
 from spiritlevel.measures.registry import MEASURES
@@ -211,10 +212,26 @@ def test_the_same_seed_gives_the_same_draws_and_another_gives_others() -> None:
 def test_a_spent_budget_is_said() -> None:
     problem, dense = trained("lstm")
     blocks = Blocks(problem, WANTS, maximum_probes=4, tolerance=1e-4)
-    trace = blocks.network_trace()
+    trace = blocks.judged(blocks.network_trace())
     assert trace.status == "budget_spent"
     assert "after 4 probes" in trace.reason
     assert abs(trace.value - float(dense.hessian.trace())) < 6 * trace.stderr
+
+
+def test_a_value_is_judged_by_its_own_error_alone() -> None:
+    """Sampling stops by many numbers at once; what one of them lacks says nothing of another."""
+    seen = set()
+    for seed in range(3):
+        problem, _ = trained("lstm")
+        report = sl.measure(problem, ["hessian_trace", "kappa_tau_sum", "rho_sum", "normalized_sharpness"], seed=seed)
+        everything = [*report.values(), *(e for layers in report.per_layer.values() for e in layers.values())]
+        for estimate in everything:
+            if estimate.how != "exact":
+                short = estimate.stderr > 0.05 * abs(estimate.value)
+                assert estimate.status == ("budget_spent" if short else "ok"), estimate
+                assert ("above 5%" in estimate.reason) is short
+                seen.add(short)
+    assert seen == {True, False}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from spiritlevel.errors import UsageError
-from spiritlevel.estimate import Estimate, How, Status
+from spiritlevel.estimate import Estimate, How, Result, Status
 from spiritlevel.operators.trust import path_of
 from spiritlevel.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.passes.curvature import curvature_sweep, fisher_columns
@@ -127,17 +127,37 @@ class Blocks:
         groups, outputs, inputs, _ = matrix_shape(module, tensor)
         return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
 
-    def _labels(self, layers: list[str], kind: str, *, parts: bool = False) -> tuple[How, bool, Status, str]:
-        """Say how a value over some layers was obtained: a sum, or its ``parts`` one by one."""
+    def _labels(self, layers: list[str], kind: str) -> tuple[How, bool, Status, str]:
+        """Say how a value over some layers was obtained; whether its error is small enough, `judged` says."""
         exact_columns = self.sums is not None and self.sums.exact_columns
         if exact_columns and all(self.exact_layers[name] for name in layers):
             return "exact", True, "ok", ""
-        form = self._forms.get(kind)
-        if form is None:
+        if kind not in self._forms:
             return "estimated", False, "ok", ""
-        met = form.parts_met if parts and form.parts else form.met
-        shortfall = f"the standard error is above {self.tolerance:.0%} of the value after {form.probes} probes"
-        return "estimated", False, *path_of(self.problem).verdict(met, shortfall)
+        return "estimated", False, *path_of(self.problem).verdict()
+
+    def judged(self, estimate: Estimate) -> Estimate:
+        """Return an estimate made of these blocks with the status that its own error gives it.
+
+        Sampling stops by many numbers at once: that one of them is not known well enough says nothing of another.
+        """
+        if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
+            return estimate
+        if estimate.stderr <= self.tolerance * abs(estimate.value):
+            return estimate
+        probes = max((form.probes for form in self._forms.values()), default=0)
+        spent = f" after {probes} probes" if probes else ""
+        shortfall = f"the standard error is above {self.tolerance:.0%} of the value{spent}"
+        reason = "; ".join(part for part in (shortfall, estimate.reason) if part)
+        return replace(estimate, status="budget_spent", reason=reason)
+
+    def judged_result(self, result: Result) -> Result:
+        """Return a measure's result with every value judged by its own error."""
+        layers = {
+            quantity: {layer: self.judged(value) for layer, value in values.items()}
+            for quantity, values in result.layers.items()
+        }
+        return replace(result, value=self.judged(result.value), layers=layers)
 
     def _layer_of(self, full: str) -> str:
         return next(name for name, layer in self.problem.layers.items() if full in layer.parameters.values())
@@ -265,7 +285,7 @@ class Blocks:
     def _parts(self, full: str, kind: str) -> TensorEstimate:
         base = self._base(full, kind)
         form = self._form(kind) if full in self.sampled_names else None
-        how, verified, status, reason = self._labels([self._layer_of(full)], kind, parts=True)
+        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
         value = base.mean(0)
         stderr = torch.zeros_like(value)
         halves = None

@@ -150,6 +150,8 @@ def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any])
     except _TOLD_IN_ROW as error:
         return Result(Estimate(float("nan"), float("nan"), status="not_applicable", reason=str(error).splitlines()[0]))
     result = _as_result(measure, found)
+    if "blocks" in measure.needs:
+        result = bench.blocks.judged_result(result)
     spent = float(sum(bench.problem.spent.values()) - before) + bench.claim(measure.needs)
     value = replace(result.value, passes=spent, samples=result.value.samples or bench.problem.survey.count)
     return replace(result, value=value)
@@ -259,8 +261,8 @@ def curvature(problem: Problem, *, seed: int = 0, tolerance: float | None = None
         blocks: Blocks = bench.blocks
         diagonals = {name: blocks.diagonal(name) for name in problem.parameters}
         return CurvatureView(
-            trace=blocks.network_trace(),
-            layer_trace={name: blocks.layer_trace(name) for name in problem.layers},
+            trace=blocks.judged(blocks.network_trace()),
+            layer_trace={name: blocks.judged(blocks.layer_trace(name)) for name in problem.layers},
             diagonal={name: part.value for name, part in diagonals.items()},
             diagonal_stderr={name: part.stderr for name, part in diagonals.items()},
             exact=blocks.exact,
