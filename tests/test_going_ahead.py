@@ -110,7 +110,7 @@ def test_later_operations_of_another_kind_begin_again(data: Data, ahead: list[bo
 
         def forward(self, x: Tensor) -> Tensor:
             outputs: Tensor = self.net(x)
-            return outputs if len(x) > 7 else -outputs
+            return outputs if len(x) > 7 else outputs.neg().neg()
 
     found = curvature_sweep(Problem(ByLength(), data, batch_size=16), frozenset({"diagonal"}))
     assert found is not None

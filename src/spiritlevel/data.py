@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import labels_of
-from spiritlevel.random_state import kept_random_state
+from spiritlevel.random_state import seeded
 
 # Small enough that a batch of a small network stays in a processor's cache, which is where the time goes.
 DEFAULT_BATCH_SIZE = 128
@@ -42,7 +42,7 @@ def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed:
     source = _open(data, batch_size)
     if samples is None:
         return source
-    with kept_random_state(seed=seed):  # a random augmentation of the chosen samples follows from the seed too
+    with seeded(seed):  # a random augmentation of the chosen samples follows from the seed too
         return _choose(source, data, samples, seed, batch_size)
 
 
@@ -120,6 +120,11 @@ def _in_memory(content: Content, form: str, batch_size: int | None) -> Source:
         count=count_of(content),
         every=every,
     )
+
+
+def held(content: Content) -> Source:
+    """Return one batch as data of its own."""
+    return _in_memory(content, "one batch", count_of(content))
 
 
 def _as_arrays(data: Any) -> Content | None:

@@ -1,4 +1,7 @@
-"""Full float32 precision while curvature is computed: TF32 keeps ten bits, which no residual survives."""
+"""The arithmetic that curvature is computed in: full float32, and no autocast.
+
+TF32 keeps ten bits and bfloat16 seven, which no residual survives.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,33 @@ from collections.abc import Iterator
 
 import torch
 
+from spiritlevel.process_scope import hold, process_scope
+
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """Hold products of float32 matrices and convolutions at full precision; restore the settings on leaving."""
+    """Hold products of float32 matrices and convolutions at full precision."""
+    with process_scope():
+        hold("full float32", _full_float32)
+        yield
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Switch off autocast around what follows, which belongs to this thread alone."""
+    with contextlib.ExitStack() as stack:
+        for kind in autocast_kinds():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def autocast_kinds() -> list[str]:
+    """Return the kinds of device for which autocast is on."""
+    return [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         products, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.allocation import keep_freed_memory
-from spiritlevel.data import Content, Source, count_of, map_tensors, open_source
+from spiritlevel.data import Content, Source, count_of, held, map_tensors, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.losses.base import LABEL_KEYS
+from spiritlevel.model_state import HeldModel, WeightsBefore
 from spiritlevel.opening import choose_parameters, open_model
-from spiritlevel.precision import full_float32
+from spiritlevel.precision import autocast_kinds, full_float32, without_autocast
+from spiritlevel.process_scope import hold, process_scope
 from spiritlevel.quick_pooling import quick_pooling
 from spiritlevel.random_state import kept_random_state
 from spiritlevel.unfused import unfused
+from spiritlevel.watching import Watch
 
 if TYPE_CHECKING:
     from spiritlevel.survey import Survey
@@ -136,8 +139,12 @@ class Problem:
         self.source: Source = open_source(data, batch_size=batch_size, samples=samples, seed=seed)
         self.notes.extend(self.source.notes)
         self._forward = Forward(self.model, forward)
+        self.watch = Watch()
         self._session_depth = 0
+        self._weights_before: WeightsBefore | None = None  # until the first forward pass
+        self._writes_nothing = False  # the model's forward leaves its parameters alone
         self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
+        self.vetted: dict[int, bool] = {}  # batches whose samples' derivatives were checked one by one; True: both
         self._doubts: list[Tensor] = []  # whether a batch of the present sweep disagreed with the first one
         self.progress: ProgressHook | None = None
 
@@ -153,8 +160,11 @@ class Problem:
         other.model = model
         other.chosen_parameters = {name: own[name] for name in self.parameters}
         other._forward = Forward(model, self.forward_function)
+        other.watch = Watch()
         other._session_depth = 0
+        other._weights_before, other._writes_nothing = None, False
         other.spent = Counter()
+        other.vetted = {}
         other._doubts = []
         other.notes = list(self.notes)
         return other
@@ -167,6 +177,23 @@ class Problem:
         few.progress = None
         return few
 
+    def on_few(self, count: int) -> Problem:
+        """Return the same problem on some samples from all over the data, or of its first batch where it is read anew.
+
+        Not on the first ones: sorted data begins with samples of one kind.
+        """
+        total = self.source.count
+        if self.source.every is not None and total is not None and total > count:
+            few = self.on_every(-(-total // count))
+        else:
+            batch = next(iter(self.batches()))
+            places = torch.linspace(0, batch.count - 1, min(count, batch.count), device="cpu").long()
+            few = self.on_network(self.model)
+            few.source = held(map_tensors(batch.content, lambda t: t[places.to(t.device)] if t.ndim else t))
+            few.progress = None
+        few._writes_nothing = self._writes_nothing
+        return few
+
     def in_own_batches(self) -> Problem:
         """Return the same problem in batches of one size on every device, for what is defined by the batches."""
         if self.source.resized is None:
@@ -174,13 +201,19 @@ class Problem:
         other = copy.copy(self)
         other.__dict__.pop("_read", None)
         other.source = replace(self.source, resized=None)
-        other._doubts = []
+        other._session_depth, other._weights_before = 0, None
+        other.vetted, other._doubts = {}, []
         return other
 
     @property
     def forward_function(self) -> Callable[[nn.Module, Content], Any]:
         """How a batch is put through the model: the user's function, or the default one."""
         return self._forward.forward_function
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     # --- the parameters ------------------------------------------------------------------------------------------
 
@@ -271,46 +304,39 @@ class Problem:
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """Hold the model in the problem's mode; on leaving, everything about it is as it was found."""
-        if self._session_depth:
-            yield  # already inside: the outermost session restores
-            return
-        keep_freed_memory()
-        modules = list(self.model.modules())
-        modes = [module.training for module in modules]
-        gradients_on = [(tensor, tensor.requires_grad) for tensor in self.model.parameters()]
-        # Beside buffers, embeddings with max_norm are written to by their own forward.
-        rewritten = list(self.model.buffers())
-        rewritten += [m.weight for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in rewritten]
-        chosen = {id(tensor) for tensor in self.tensors}
-        devices = [self.device] if self.device.type == "cuda" else []
-        for device in devices:
-            _wake_autograd(device)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(kept_random_state(devices))
+            stack.enter_context(process_scope())
+            if self._session_depth:
+                yield  # already inside: the outermost session restores
+                return
+            keep_freed_memory()
+            devices = [self.device] if self.device.type == "cuda" else []
+            for device in devices:
+                _wake_autograd(device)
+            hold(f"random state {devices}", lambda: kept_random_state(devices))
             # Hooks never fire inside a compiled model.
             if "torch._dynamo" in sys.modules:  # no model is compiled before that is loaded, which takes seconds
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(unfused(modules))
+                hold("uncompiled", lambda: torch.compiler.set_stance("force_eager"))
+            stack.enter_context(unfused(self.model.modules()))
             stack.enter_context(full_float32())
+            if autocast_kinds():
+                self.note("Autocast was on around the measurement and was switched off for it.")
+            stack.enter_context(without_autocast())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
+            held = stack.enter_context(HeldModel(self.model, self.tensors, training=self.mode == "train"))
+            for text in held.notes:
+                self.note(text)
+            if not self._writes_nothing:
+                self._weights_before = WeightsBefore(self.model)
             self._session_depth += 1
             try:
-                for module in modules:
-                    module.training = self.mode == "train"
-                for tensor, _ in gradients_on:
-                    tensor.requires_grad_(id(tensor) in chosen)
                 yield
             finally:
                 self._session_depth -= 1
-                for module, training in zip(modules, modes):
-                    module.training = training
-                for tensor, required in gradients_on:
-                    tensor.requires_grad_(required)
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
+                if self._weights_before is not None:
+                    self._weights_before.put_back()
+                    self._weights_before = None
 
     def batches(self, what: str = "") -> Iterator[Batch]:
         """Sweep the data once, in order; ``what`` names the sweep for progress reports."""
@@ -359,11 +385,19 @@ class Problem:
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs on a batch, with some parameters replaced for this call where they are given."""
-        with quick_pooling(self.device):
+        watched = contextlib.nullcontext() if torch.compiler.is_compiling() else self.watch
+        with watched, quick_pooling(self.device):
             if parameters is None:
-                return self._forward(content)
-            replaced = {f"model.{name}": tensor for name, tensor in parameters.items()}
-            return torch.func.functional_call(self._forward, replaced, (content,))
+                outputs = self._forward(content)
+            else:
+                replaced = {f"model.{name}": tensor for name, tensor in parameters.items()}
+                outputs = torch.func.functional_call(self._forward, replaced, (content,))
+        for text in self.watch.left_out:
+            self.note(text)
+        if parameters is None and self._weights_before is not None:
+            self._weights_before.refuse_changes()
+            self._weights_before, self._writes_nothing = None, True
+        return outputs
 
     def agrees(self, batch: Batch, losses: Tensor) -> None:
         """Refuse to go on where a sweep sees other losses than the first one did."""

@@ -9,17 +9,25 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from spiritlevel.process_scope import process_scope
+
 
 @contextlib.contextmanager
-def kept_random_state(devices: Sequence[torch.device] = (), *, seed: int | None = None) -> Iterator[None]:
-    """Restore the states of torch, NumPy and Python on leaving; with ``seed`` all three start from it inside."""
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch, NumPy and Python draw from a seed, and restore their states on leaving."""
+    with process_scope(), kept_random_state():
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def kept_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the states of torch, NumPy and Python on leaving; inside a process scope, for all threads share them."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  (what augmentations draw from)
     with torch.random.fork_rng(devices=list(devices)):
         try:
-            if seed is not None:
-                torch.manual_seed(seed)
-                np.random.seed(seed % 2**32)  # noqa: NPY002
-                random.seed(seed)
             yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002

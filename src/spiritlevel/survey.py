@@ -16,6 +16,8 @@ from spiritlevel.problem import Batch, Problem
 
 # Outputs of the first sweep are kept up to this many numbers, so that forward-only measures need no second sweep.
 KEPT_OUTPUTS = 20_000_000
+# A model may treat small batches as something else; checks and products work on batches of about these sizes.
+SMALL_BATCHES = (16, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -161,20 +163,29 @@ def _refuse_not_finite(finite: Tensor, start: int = 0) -> None:
 
 
 def _depends_on_neighbours(problem: Problem, batch: Batch, outputs: Tensor) -> bool:
-    """Whether samples of a batch influence each other's outputs (BatchNorm in training mode and its like)."""
+    """Whether a sample's outputs depend on what is in its batch (BatchNorm in training mode), or on how much is."""
     if batch.count == 1:
         return any(
             isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
             for module in problem.model.modules()
         )
     half = (batch.count + 1) // 2
-    try:
-        alone = problem.outputs(slice_batch(batch.content, 0, half))
-    except Exception:  # a model that needs its whole batch
+    for count in sorted({half, *(size for size in SMALL_BATCHES if size < half)}, reverse=True):
+        try:
+            alone = problem.outputs(slice_batch(batch.content, 0, count))
+        except Exception:  # a model that needs its whole batch
+            return True
+        if differ(alone, outputs[:count]):
+            return True
+    return False
+
+
+def differ(alone: Tensor, together: Tensor) -> bool:
+    """Whether outputs differ by more than kernels do that sum in another order for another batch size."""
+    if alone.shape != together.shape:
         return True
-    scale = outputs.abs().max() + 1e-30
-    # Kernels may sum in another order for another batch size; a coupling shows far above that.
-    return bool((alone - outputs[:half]).abs().max() > (1e-3 if problem.dtype == torch.float32 else 1e-8) * scale)
+    scale = together.abs().max() + 1e-30
+    return bool((alone - together).abs().max() > (1e-3 if together.dtype == torch.float32 else 1e-8) * scale)
 
 
 def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:

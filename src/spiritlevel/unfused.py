@@ -13,23 +13,27 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel.activation_checkpointing import without_checkpointing
+from spiritlevel.process_scope import hold, process_scope
+
 
 @contextlib.contextmanager
 def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run attention, recurrence and weight normalisation in forms that can be differentiated twice."""
+    """Run attention, recurrence, weight normalisation and checkpoints in forms that can be differentiated twice."""
     modules = list(modules)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_without_encoder_fast_path())
+    with process_scope(), contextlib.ExitStack() as stack:
+        hold("mathematical attention", lambda: sdpa_kernel(SDPBackend.MATH))
+        hold("no encoder fast path", without_encoder_fast_path)
+        hold("no checkpointing", without_checkpointing)
         if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            hold("no cuDNN", lambda: torch.backends.cudnn.flags(enabled=False))
         if any(_normalises_weights(module) for module in modules):
             stack.enter_context(_ComposedWeightNorm())
         yield
 
 
 @contextlib.contextmanager
-def _without_encoder_fast_path() -> Iterator[None]:
+def without_encoder_fast_path() -> Iterator[None]:
     """torch's encoder layers take another path without gradients, which writes zeros at padded positions."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -6,8 +6,7 @@ the parts of all batches add up to the product itself.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,9 @@ from spiritlevel.operators.differentiation import (
     push_forward,
     vector_jacobian,
 )
+from spiritlevel.operators.every_sample import vet
 from spiritlevel.operators.pieces import LinearPieces
+from spiritlevel.passes.graph import look_at
 from spiritlevel.problem import Batch, Problem
 
 
@@ -51,14 +52,20 @@ class RetainedGraph:
         self.tensors = [problem.chosen_parameters[name] for name in names]
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
         own = {name: buffer.clone() for name, buffer in problem.model.named_buffers()} or None
+        problem.watch.values_left_the_graph = False
         with LinearConvolutions(), LinearPieces():
             self.outputs = problem.outputs(batch.content, own)
+        graph = look_at(self.outputs)
+        vet(problem, batch, graph, curvature=self._differentiates_twice())
         losses, weights = problem.loss.per_sample(self.outputs, batch.content)
         problem.agrees(batch, losses)
         self.shares = weights.detach() / problem.survey.total_weight
         self.share = float(self.shares.double().sum())
         self.loss = (self.shares * losses).sum()
         self._gradients: list[Tensor | None] | None = None
+
+    def _differentiates_twice(self) -> bool:
+        return True
 
     @property
     def gradients(self) -> list[Tensor | None]:
@@ -121,16 +128,15 @@ class ForwardOverReverse:
         def outputs(point: dict[str, Tensor]) -> Tensor:
             return self.problem.outputs(self.batch.content, point)
 
-        with _without_fused_attention():
-            forward = torch.stack(
-                [
-                    torch.func.jvp(outputs, (self.point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1]
-                    for k in range(len(blocks[0]))
-                ]
-            )
-            curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
-            pull = torch.func.vjp(outputs, self.point)[1]
-            rows = [pull(column)[0] for column in curved]
+        forward = torch.stack(
+            [
+                torch.func.jvp(outputs, (self.point,), ({n: b[k] for n, b in zip(self.names, blocks)},))[1]
+                for k in range(len(blocks[0]))
+            ]
+        )
+        curved = curved_outputs(self.problem, self.batch, self.outputs, forward, self.shares)
+        pull = torch.func.vjp(outputs, self.point)[1]
+        rows = [pull(column)[0] for column in curved]
         return [torch.stack([row[name] for row in rows]) for name in self.names]
 
     def own_block(self, position: int, vector: Tensor) -> Tensor:
@@ -138,17 +144,6 @@ class ForwardOverReverse:
         name = self.names[position]
         point = {name: self.point[name]}
         return self._product(self.problem, point, {name: vector}, self.batch.content, self.shares)[name]
-
-
-@contextlib.contextmanager
-def _without_fused_attention() -> Iterator[None]:
-    """Switch off the fused attention layer, which torch takes where nothing requires a gradient."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def hessian_by_forward(

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from spiritlevel.operators.batch_products import RetainedGraph
 from spiritlevel.operators.differentiation import Parts
-from spiritlevel.operators.trust import Path, padding_rows
+from spiritlevel.operators.generic_point import padding_rows
+from spiritlevel.operators.trust import Path
 from spiritlevel.problem import Batch, Problem
 
 # Radii tried, relative to the length of the parameters; too large sees higher derivatives, too small only rounding.
@@ -28,10 +29,14 @@ class Differences(RetainedGraph):
     """Products of one batch by differences for whatever the path says autograd cannot give."""
 
     def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], path: Path) -> None:
+        self.path = path
         super().__init__(problem, batch, names)
-        self.names, self.path, self.padding = list(names), path, padding_rows(problem)
+        self.names, self.padding = list(names), padding_rows(problem)
         if path.radius is None:
             path.radius = self._chosen_radius()
+
+    def _differentiates_twice(self) -> bool:
+        return self.path.hessian == "double backward"
 
     def hessian(self, blocks: Sequence[Tensor]) -> Parts:
         """Return the batch's part of H v."""

@@ -116,7 +116,7 @@ class Products:
                 return
             room = 0.0 if self._complete else self._room
             for piece in self._pieces_from(first, what):
-                part = self._made(piece, self.names, self.strategy)
+                part = self._made(problem, piece, self.names, self.strategy)
                 yield part
                 room -= self._bytes_a_sample * piece.count
                 if room >= 0:
@@ -205,16 +205,15 @@ class Products:
         known = self.path.agreements
         if strategy not in known:
             problem = self.problem
-            with problem.session():
-                batch = next(iter(problem.batches()))
-                if not problem.survey.coupled and batch.count > SAMPLES:
-                    batch = Batch(slice_batch(batch.content, 0, SAMPLES), batch.start, SAMPLES)
+            few = problem if problem.survey.coupled else problem.on_few(SAMPLES)
+            with problem.session(), few.session():
+                batch = next(iter(few.batches()))
                 generator = torch.Generator().manual_seed(0)
                 names = problem.parameters
                 blocks = [torch.randn((2, *t.shape), generator=generator).to(t) for t in problem.tensors]
-                looped = RetainedGraph(problem, batch, names).hessian(blocks)
+                looped = RetainedGraph(few, batch, names).hessian(blocks)
                 try:
-                    found = self._made(batch, names, strategy).hessian(blocks)
+                    found = self._made(few, batch, names, strategy).hessian(blocks)
                     gap = torch.stack([(a - b).double().norm() for a, b in zip(found, looped)]).norm()
                     size = torch.stack([b.double().norm() for b in looped]).norm()
                     known[strategy] = bool(gap <= AGREEMENT[problem.dtype] * size)
@@ -226,19 +225,20 @@ class Products:
                 problem.notes.append(f"Products by strategy {strategy!r} were given up for 'looped': {why}.")
         return known[strategy]
 
-    def _made(self, batch: Batch, names: Sequence[str], strategy: str) -> BatchProducts:
+    def _made(self, problem: Problem, batch: Batch, names: Sequence[str], strategy: str) -> BatchProducts:
+        """Return the products of a batch of this problem, or of the same on a few samples."""
         if strategy == "finite differences":
-            return Differences(self.problem, batch, names, self.path)
+            return Differences(problem, batch, names, self.path)
         if strategy == "forward":
-            return ForwardOverReverse(self.problem, batch, names)
+            return ForwardOverReverse(problem, batch, names)
         if strategy == "compiled":
-            return ForwardOverReverse(self.problem, batch, names, function=self._by_compiled)
+            return ForwardOverReverse(problem, batch, names, function=self._by_compiled)
         together = 1
         if strategy == "batched":
             together = MOST_TOGETHER
             if self._may_split:
                 together = max(2, min(together, round(TOGETHER / (self._bytes_a_sample * batch.count))))
-        return RetainedGraph(self.problem, batch, names, together=together)
+        return RetainedGraph(problem, batch, names, together=together)
 
     def _by_compiled(self, problem: Problem, *arguments: object) -> dict[str, Tensor]:
         """The forward-over-reverse product through torch.compile, which a problem's session otherwise switches off."""

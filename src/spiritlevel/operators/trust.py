@@ -17,26 +17,18 @@ from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spiritlevel.data import Content, map_tensors, slice_batch
+from spiritlevel.data import Content
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator
-from spiritlevel.operators.convolutions import LinearConvolutions
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
-from spiritlevel.operators.pieces import LinearPieces
-from spiritlevel.problem import Batch, Problem
+from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, TOLERANCE, GenericPoint
+from spiritlevel.problem import Problem
 
 Kind = Literal["double backward", "finite differences"]
-SAMPLES = 4
-# Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
-# A network of hundreds of layers has so many kinks and so much curvature that only the last steps cross none of them.
-STEPS = {torch.float64: (1e-6, 1e-8, 1e-9, 1e-4, 1e-3, 1e-2, 1e-10, 1e-11), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
-TOLERANCE = {torch.float64: 2e-3, torch.float32: 0.1}
-ROUNDINGS = 200.0
-# Entries of tensors that are zero (biases, gates at the start) move by this much of one.
-SMALLEST_SCALE = 1e-3
+SAMPLES = 8  # drawn across the data
 
 
 @dataclass
@@ -130,18 +122,6 @@ def require_double_backward(problem: Problem, what: str) -> None:
         raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
 
 
-def padding_rows(problem: Problem) -> dict[str, int]:
-    """Return the rows of embeddings that do not move: torch sets their gradient to zero by definition."""
-    found = {}
-    for name, module in problem.model.named_modules():
-        weight = f"{name}.weight" if name else "weight"
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and weight in problem.chosen_parameters:
-            row = module.padding_idx
-            if row is not None:
-                found[weight] = int(row)
-    return found
-
-
 def _checked_path(problem: Problem) -> Path:
     path = _first_that_works(problem, _Check.path)
     if path.differences:
@@ -152,11 +132,12 @@ def _checked_path(problem: Problem) -> Path:
 def _first_that_works(problem: Problem, look: Callable[[_Check], Found]) -> Found:
     """Return what a look at a few samples finds in float64, or in the precision of a model that cannot be run so."""
     with problem.session():
-        batch = next(iter(problem.batches()))
+        few = problem.on_few(SAMPLES)
+        content = next(iter(few.batches())).content
         last: Exception | None = None
         for dtype in (torch.float64, problem.dtype):
             try:
-                return look(_Check(problem, batch, dtype))
+                return look(_Check(problem, content, dtype))
             except SpiritlevelError:
                 raise
             except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -170,36 +151,15 @@ def _first_that_works(problem: Problem, look: Callable[[_Check], Found]) -> Foun
 class _Check:
     """The loss of a few samples as a function of all parameters, in one dtype, and its derivatives both ways."""
 
-    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, content: Content, dtype: torch.dtype) -> None:
         self.problem, self.dtype = problem, dtype
-        content = batch.content if batch.count <= SAMPLES else slice_batch(batch.content, 0, SAMPLES)
-        self.content: Content = map_tensors(content, self._cast)
-        model = problem.model
-        self.fixed = {name: self._cast(tensor.detach()) for name, tensor in model.named_parameters()}
-        self.buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
-        generator = seeded_generator(problem.seed, 7)
+        self.at = GenericPoint(problem, dtype)
+        self.content = self.at.cast(content)
         self.mixture: Tensor | None = None
-        sizes = _together([tensor.detach().double().square().mean().sqrt() for tensor in problem.tensors])
-        self.scales = {name: max(size, SMALLEST_SCALE) for name, size in zip(problem.parameters, sizes)}
-        self.point: dict[str, Tensor] = {}
-        self.direction: dict[str, Tensor] = {}
-        # All drawn at once: a GPU is handed them in one piece.
-        drawn = torch.randn(2, problem.size, generator=generator, dtype=torch.float64).to(problem.device, dtype)
-        moved, along = (problem.unflatten(draw) for draw in drawn)
-        for name, tensor in problem.chosen_parameters.items():
-            self.point[name] = self._cast(tensor.detach()) + 0.1 * self.scales[name] * moved[name]
-            self.direction[name] = self.scales[name] * along[name]
-        for name, row in padding_rows(problem).items():
-            self.direction[name][row] = 0.0
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of the few samples plus a random combination of the outputs."""
-        buffers = {name: self._cast(tensor).clone() for name, tensor in self.buffers.items()}
-        with LinearConvolutions(), LinearPieces():  # as products take them
-            outputs = self.problem.outputs(self.content, {**self.fixed, **buffers, **chosen})
+        outputs = self.at.outputs(self.content, chosen)
         losses, weights = self.problem.loss.per_sample(outputs, self.content)
         if self.mixture is None:
             self.size = float(outputs.detach().abs().max()) or 1.0
@@ -210,7 +170,7 @@ class _Check:
         return outputs, loss + (self.mixture * outputs).sum()
 
     def _gradient(self, step: float) -> tuple[Tensor, float, list[Tensor]]:
-        leaves = {n: (t + step * self.direction[n]).requires_grad_() for n, t in self.point.items()}
+        leaves = self.at.leaves(step)
         outputs, loss = self._evaluate(leaves)
         tensors = list(leaves.values())
         gradient = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
@@ -218,7 +178,7 @@ class _Check:
 
     def _start(self) -> tuple[dict[str, Tensor], Tensor, Tensor, float, _Agreement]:
         """Return the point, its outputs and loss, the slope by the gradient, and where agreement is noted."""
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in self.point.items()}
+        leaves = self.at.leaves()
         outputs, loss = self._evaluate(leaves)
         if not loss.requires_grad:
             raise SpiritlevelError(
@@ -227,8 +187,8 @@ class _Check:
             )
         tensors = list(leaves.values())
         gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
-        parts = [self.scales[n] * g.double().norm() for n, g in zip(leaves, gradient)]
-        parts += [(g * self.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
+        parts = [self.at.scales[n] * g.double().norm() for n, g in zip(leaves, gradient)]
+        parts += [(g * self.at.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
         found = _together(parts)
         size, slope = math.hypot(*found[: len(tensors)]), sum(found[len(tensors) :])
         return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), size)
@@ -241,12 +201,7 @@ class _Check:
         _, _, loss, slope, agreement = self._start()
         for step in STEPS[self.dtype]:
             with torch.no_grad():
-                ahead, behind = _together(
-                    [
-                        self._evaluate({n: t + size * self.direction[n] for n, t in self.point.items()})[1]
-                        for size in (step, -step)
-                    ]
-                )
+                ahead, behind = _together([self._evaluate(self.at.moved(size))[1] for size in (step, -step)])
             agreement.slope(slope, (ahead - behind) / (2 * step), step, self._size_of(loss))
             if agreement.slope_agrees:
                 return
@@ -255,7 +210,7 @@ class _Check:
     def path(self) -> Path:
         """Return which products agree with differences."""
         leaves, outputs, loss, slope, agreement = self._start()
-        tensors, blocks = list(leaves.values()), [self.direction[name][None] for name in leaves]
+        tensors, blocks = list(leaves.values()), [self.at.direction[name][None] for name in leaves]
         path = Path()
         second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
         pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
@@ -264,7 +219,7 @@ class _Check:
             agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, self._size_of(loss))
             if second is not None:
                 difference = [(a - b) / (2 * step) for a, b in zip(ahead[2], behind[2])]
-                agreement.second([p[0] for p in second], difference, list(self.scales.values()), step)
+                agreement.second([p[0] for p in second], difference, list(self.at.scales.values()), step)
             if pushed is not None:
                 agreement.push(pushed[0][0], (ahead[0] - behind[0]) / (2 * step), step, float(outputs.detach().norm()))
             if agreement.complete(second is not None, pushed is not None):

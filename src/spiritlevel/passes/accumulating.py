@@ -176,7 +176,7 @@ class Accumulators:
                     if local in parameters:
                         yield fold, signs, parameters[local], slice(0, batch.count), gradients
             if rules.fallback.names:
-                for part, found in rules.fallback.gradients(batch, columns):
+                for part, found in rules.fallback.gradients(batch, outputs, columns):
                     for full, values in found.items():
                         yield fold, signs, full, part, DirectGradients(values.detach())
 

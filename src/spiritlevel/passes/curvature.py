@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.losses import Factor
+from spiritlevel.operators.every_sample import vet
 from spiritlevel.passes.accumulating import Accumulators, CurvatureSums
 from spiritlevel.passes.aside import aside, mark
 from spiritlevel.passes.graph import Graph, look_at
@@ -142,6 +143,7 @@ class _CurvaturePass:
     def _take(self, batch: Batch) -> bool:
         """Add one batch; False where its samples influence each other."""
         problem, surveyor = self.problem, self.surveyor
+        problem.watch.values_left_the_graph = False
         with Recorder(problem) as recorder:
             outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
         if surveyor is not None:
@@ -155,15 +157,19 @@ class _CurvaturePass:
         if batch.start == 0:
             self.sweep.begin(factor)
         graph = look_at(outputs)
+        if self.ahead and problem.watch.values_left_the_graph:
+            raise WrongGuess
+        vet(problem, batch, graph, curvature=False)
         recorder.stop_after_poolings(graph)
         seen = _Seen(batch, outputs, recorder, factor, graph)
         if not self.ahead:
             self._check(seen, self.rules.choose)
         elif batch.start == 0:
             self.rules.guess(outputs, recorder, factor, graph)
+            self.rules.follow(batch, recorder, graph)
             self.first = seen, mark(problem.device)
-        elif self.first is not None and graph.signature != self.first[0].graph.signature:
-            raise WrongGuess
+        else:
+            self.rules.follow(batch, recorder, graph)
         self.sweep.take(batch, weights, outputs, recorder, factor)
         if self.beside is not None and self.other is not None:
             factor = self.beside(problem, batch, outputs.detach(), self.seed)

@@ -36,10 +36,17 @@ def look_at(outputs: Tensor) -> Graph:
         for child in children:
             consumers.setdefault(child, []).append(node)
         uses.update(leaf for child in children if (leaf := _leaf(child)) is not None)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if _is_users_own(node):
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
     return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, frozenset(order), consumers)
+
+
+def _is_users_own(node: Any) -> bool:
+    """Whether a node is a function written in Python by someone else."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    return not getattr(node, "_forward_cls", type(node)).__module__.startswith("spiritlevel.")
 
 
 def _leaf(node: Any) -> int | None:

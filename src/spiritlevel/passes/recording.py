@@ -50,11 +50,13 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        # Not in the hook: a value that leaves the graph there would be taken for one of the model's own.
+        self.inputs = {name: [call.detach() for call in calls] for name, calls in self.inputs.items()}
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.requires_grad:
-                self.inputs.setdefault(name, []).append(args[0].detach())
+                self.inputs.setdefault(name, []).append(args[0])
                 self.edges.setdefault(name, []).append(get_gradient_edge(output))
                 self.shapes.setdefault(name, []).append(output.shape)
 

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.precision import without_autocast
+from spiritlevel.process_scope import hold, process_scope
+from spiritlevel.unfused import without_encoder_fast_path
 
 
 @dataclass(frozen=True)
@@ -139,20 +142,26 @@ def _one_name_each(model: nn.Module, stored: dict[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Trace without printing, without warnings, and without moving the random state."""
+    with (
+        process_scope(),
+        without_autocast(),
+        _without_log(),
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        torch.enable_grad(),
+    ):
+        hold("no encoder fast path", without_encoder_fast_path)
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
     before = logging.root.manager.disable
-    fast = torch.backends.mha.get_fastpath_enabled()
     logging.disable(logging.CRITICAL)
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with (
-            warnings.catch_warnings(),
-            torch.random.fork_rng(devices=[]),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-            torch.enable_grad(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         logging.disable(before)

@@ -1,0 +1,112 @@
+"""All samples' derivatives against central differences, where something in the graph could hide what they are.
+
+A function written in Python has a backward of its own; a value that left the graph (detach, ``.item()``) comes back as
+a constant.  Either may be right for most samples and wrong for one, which a check of a few samples would not show.  So
+batches in which such a thing was seen are looked at whole: a random combination of all samples' outputs has its first
+and second derivative along a random direction taken both ways, in float64 at a generic point near the parameters, and
+must agree so closely that one sample's part, were it wrong, would stand out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritlevelError
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors
+from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, GenericPoint
+from spiritlevel.passes.graph import Graph
+from spiritlevel.problem import Batch, Problem
+
+# Of the sum over samples of the sizes: far below one sample's part.  A model that cannot run in float64 shows less.
+CLOSE = {torch.float64: 1e-6, torch.float32: 0.05}
+# A difference that rounding blurs by more than this part of one sample's share decides nothing.
+BLURRED = {torch.float64: 0.1, torch.float32: 100.0}
+
+
+def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
+    """Refuse a batch in which autograd is wrong for any sample, where its graph leaves that open.
+
+    ``curvature``: second derivatives are wanted too.  A batch is looked at once.
+    """
+    if not graph.before_custom and not problem.watch.values_left_the_graph:
+        return
+    known = problem.vetted.get(batch.start)
+    if known is not None and (known or not curvature):
+        return
+    for dtype in dict.fromkeys((torch.float64, problem.dtype)):
+        try:
+            wrong = _Combination(problem, batch, dtype).what_is_wrong(curvature)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            if dtype == problem.dtype:
+                raise SpiritlevelError(
+                    f"derivatives of the model's own functions cannot be checked ({type(error).__name__}: "
+                    f"{' '.join(str(error).split())[:120]}), so nothing is known of their curvature"
+                ) from error
+            continue  # constants of another dtype inside the model
+        if wrong:
+            raise SpiritlevelError(
+                f"{wrong} for some of the samples {batch.start} to {batch.start + batch.count - 1} (a custom backward, "
+                "a detach or a straight-through estimator lies between), so there is no Hessian to measure; measure "
+                "the network without that operation"
+            )
+        break
+    problem.vetted[batch.start] = curvature
+
+
+class _Combination:
+    """A random combination of a batch's outputs as a function of a step along one direction."""
+
+    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype) -> None:
+        self.dtype, self.samples = dtype, batch.count
+        self.at = GenericPoint(problem, dtype)
+        self.content = self.at.cast(batch.content)
+        self.mixture: Tensor | None = None
+        self._generator = seeded_generator(problem.seed, 9)
+
+    def what_is_wrong(self, curvature: bool) -> str:
+        """Return which derivative no step of a difference agrees with, in words; empty where all is well."""
+        _, sizes, slope, bend = self._derivatives(0.0, curvature)
+        slope_agrees, bend_agrees = False, bend is None
+        rounding = ROUNDINGS * torch.finfo(self.dtype).eps
+        for step in STEPS[self.dtype]:
+            ahead, behind = (self._derivatives(size, False) for size in (step, -step))
+            by_sample = (ahead[0] - behind[0]) / (2 * step)
+            total, blur = float(by_sample.abs().sum()), rounding * float(sizes.sum()) / step
+            if blur <= BLURRED[self.dtype] * total / self.samples or total == 0:
+                slope_agrees |= abs(slope - float(by_sample.sum())) <= CLOSE[self.dtype] * total + blur
+            if bend is not None:
+                second = (ahead[2] - behind[2]) / (2 * step)
+                allowed = 10 * CLOSE[self.dtype] * max(abs(second), abs(bend)) + rounding * total / step
+                bend_agrees |= abs(bend - second) <= allowed
+            if slope_agrees and bend_agrees:
+                return ""
+        if not slope_agrees:
+            return "the gradient that torch computes is not the derivative of the outputs"
+        return "the second derivative that torch computes is not the derivative of the gradient"
+
+    def _derivatives(self, step: float, curvature: bool) -> tuple[Tensor, Tensor, float, float | None]:
+        """Return each sample's part, the size of what it is made of, and the sum's derivatives along the direction."""
+        leaves = self.at.leaves(step)
+        outputs = self.at.outputs(self.content, leaves)
+        if self.mixture is None:
+            drawn = torch.randn(outputs.shape, generator=self._generator, dtype=torch.float64)
+            self.mixture = drawn.to(outputs)
+        parts = (self.mixture * outputs).reshape(len(outputs), -1)
+        sizes = parts.detach().abs().sum(1).double()
+        tensors, direction = list(leaves.values()), list(self.at.direction.values())
+        total = parts.sum()
+        if curvature:
+            gradient = gradient_graph(total, tensors)
+            bent = hessian_vectors(gradient, tensors, [part[None] for part in direction])
+            bend = _along([part[0] for part in bent], direction)
+        else:
+            gradient = list(torch.autograd.grad(total, tensors, allow_unused=True)) if total.requires_grad else []
+            bend = None
+        slope = _along([torch.zeros(()) if part is None else part.detach() for part in gradient], direction)
+        return parts.detach().sum(1).double(), sizes, slope, bend
+
+
+def _along(parts: list[Tensor], direction: list[Tensor]) -> float:
+    return sum(float((part.to(along) * along).sum()) for part, along in zip(parts, direction))

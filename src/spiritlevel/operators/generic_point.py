@@ -1,0 +1,81 @@
+"""A generic point near the parameters and a direction from it, where derivatives are held against differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.data import Content, map_tensors
+from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.operators.convolutions import LinearConvolutions
+from spiritlevel.operators.pieces import LinearPieces
+from spiritlevel.problem import Problem
+
+# Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
+# A network of hundreds of layers has so many kinks and so much curvature that only the last steps cross none of them.
+STEPS = {torch.float64: (1e-6, 1e-8, 1e-9, 1e-4, 1e-3, 1e-2, 1e-10, 1e-11), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
+TOLERANCE = {torch.float64: 2e-3, torch.float32: 0.1}
+ROUNDINGS = 200.0
+# Entries of tensors that are zero (biases, gates at the start) move by this much of one.
+SMALLEST_SCALE = 1e-3
+
+
+class GenericPoint:
+    """Parameters moved a little, in one dtype; ``direction`` has entries of the parameters' own size."""
+
+    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
+        self.problem, self.dtype = problem, dtype
+        model = problem.model
+        self._fixed = {name: self._cast(tensor.detach()) for name, tensor in model.named_parameters()}
+        self._buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
+        sizes = torch.stack([tensor.detach().double().square().mean().sqrt() for tensor in problem.tensors]).tolist()
+        self.scales = {
+            name: max(size, SMALLEST_SCALE) if size == size else SMALLEST_SCALE  # a tensor may hold no numbers
+            for name, size in zip(problem.parameters, sizes)
+        }
+        self.point: dict[str, Tensor] = {}
+        self.direction: dict[str, Tensor] = {}
+        # All drawn at once: a GPU is handed them in one piece.
+        generator = seeded_generator(problem.seed, 7)
+        drawn = torch.randn(2, problem.size, generator=generator, dtype=torch.float64).to(problem.device, dtype)
+        moved, along = (problem.unflatten(draw) for draw in drawn)
+        for name, tensor in problem.chosen_parameters.items():
+            self.point[name] = self._cast(tensor.detach()) + 0.1 * self.scales[name] * moved[name]
+            self.direction[name] = self.scales[name] * along[name]
+        for name, row in padding_rows(problem).items():
+            self.direction[name][row] = 0.0
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def cast(self, content: Content) -> Content:
+        """Return a batch in this dtype."""
+        return map_tensors(content, self._cast)
+
+    def moved(self, step: float) -> dict[str, Tensor]:
+        """Return the parameters a step along the direction."""
+        return {name: tensor + step * self.direction[name] for name, tensor in self.point.items()}
+
+    def leaves(self, step: float = 0.0) -> dict[str, Tensor]:
+        """Return the same as leaves that take gradients."""
+        return {name: tensor.requires_grad_() for name, tensor in self.moved(step).items()}
+
+    def outputs(self, content: Content, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the model's outputs at some parameters."""
+        buffers = {name: self._cast(tensor).clone() for name, tensor in self._buffers.items()}
+        with LinearConvolutions(), LinearPieces():  # as products take them
+            return self.problem.outputs(content, {**self._fixed, **buffers, **parameters})
+
+
+def padding_rows(problem: Problem) -> dict[str, int]:
+    """Return the rows of embeddings that do not move: torch sets their gradient to zero by definition."""
+    found = {}
+    for name, module in problem.model.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and weight in problem.chosen_parameters:
+            row = module.padding_idx
+            if row is not None:
+                found[weight] = int(row)
+    return found

@@ -1,0 +1,68 @@
+"""Watching a forward pass for what would make its derivatives those of another function.
+
+A hook on a tensor changes gradients and not the function: it is left out.  Autocast inside the model changes the
+arithmetic that results are labelled with: it is switched off.  Values that leave the graph (detach, ``.item()``,
+``no_grad``) may or may not matter: they are noticed, and every sample's derivatives are then held against differences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from spiritlevel.precision import autocast_kinds, without_autocast
+
+HOOKS = "Hooks on tensors inside the model's forward were left out: they change gradients, not the function measured."
+AUTOCAST = "Autocast inside the model's forward was switched off: numbers are those of the model in its own precision."
+
+_LEAVING = {
+    Tensor.detach,
+    Tensor.detach_,
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__float__,
+    torch.detach,
+}
+
+
+class Watch(TorchFunctionMode):
+    """While entered, forward passes are watched; what was seen is kept until it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: set[str] = set()  # notes on what was left out or switched off
+        self.values_left_the_graph = False
+        self._differentiated = False
+
+    def __enter__(self) -> Watch:
+        self._differentiated = torch.is_grad_enabled()  # otherwise there is no graph to leave
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.register_hook:
+            self.left_out.add(HOOKS)
+            return RemovableHandle(OrderedDict())
+        if not self._differentiated:
+            pass
+        elif func in _LEAVING:
+            self.values_left_the_graph |= args[0].requires_grad
+        elif not torch.is_grad_enabled():
+            self.values_left_the_graph |= any(isinstance(one, Tensor) and one.requires_grad for one in args)
+        if autocast_kinds():
+            self.left_out.add(AUTOCAST)
+            with without_autocast():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
