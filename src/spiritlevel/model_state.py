@@ -50,9 +50,7 @@ class HeldModel:
             module.training = training
         for tensor, required in self._gradients_on:
             tensor.requires_grad_(required)
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+        put_back(self._buffers)
         for hooks, own in self._hooks:
             hooks.update(own)
 
@@ -103,14 +101,22 @@ class WeightsBefore:
                 "its weights are not what it computes with; apply that once before measuring and take it out of forward"
             )
 
-    @torch.no_grad()
     def put_back(self) -> list[str]:
         """Give the parameters the values they had; return the names of those that had changed."""
-        differ = [(tensor != before).logical_and(before == before).any() for tensor, before in self._before.values()]
-        if len({answer.device for answer in differ}) == 1:  # a GPU is waited for once
-            differ = torch.stack(differ).tolist()
-        changed = [name for name, different in zip(self._before, differ) if different]
-        for name in changed:
-            tensor, before = self._before[name]
+        changed = put_back(list(self._before.values()))
+        return [name for name, different in zip(self._before, changed) if different]
+
+
+@torch.no_grad()
+def put_back(tensors: list[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Give tensors the values they had before, where they have others now; say which.
+
+    Only there: a graph that is still in use does not survive a write to a tensor it needs, whatever is written.
+    """
+    differ = [(tensor != before).logical_and(before == before).any() for tensor, before in tensors]
+    if len({answer.device for answer in differ}) == 1:  # a GPU is waited for once
+        differ = list(torch.stack(differ).tolist())
+    for (tensor, before), different in zip(tensors, differ):
+        if different:
             tensor.copy_(before)
-        return changed
+    return [bool(different) for different in differ]

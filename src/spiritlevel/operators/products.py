@@ -133,14 +133,15 @@ class Products:
         self, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return (H v, G v) restricted to these parameters, summed over batches in float64."""
-        blocks, count = self.blocks(vectors)
-        total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
-        total_g = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if ggn else []
-        for part in self.sweep(count, what):
-            for total, product in zip(total_h, part.hessian(blocks) if hessian else ()):
-                total += product.detach()
-            for total, product in zip(total_g, part.ggn(blocks) if ggn else ()):
-                total += product.detach()
+        with self.problem.session():  # what is made here is of no use where inference mode is on
+            blocks, count = self.blocks(vectors)
+            total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
+            total_g = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if ggn else []
+            for part in self.sweep(count, what):
+                for total, product in zip(total_h, part.hessian(blocks) if hessian else ()):
+                    total += product.detach()
+                for total, product in zip(total_g, part.ggn(blocks) if ggn else ()):
+                    total += product.detach()
         if hessian:
             self.problem.spent["hessian product"] += count
         if ggn:
@@ -150,6 +151,7 @@ class Products:
     def blocks(self, vectors: Vectors) -> tuple[list[Tensor], int]:
         """Return the vectors as blocks in the parameters' dtype and order, and how many they are."""
         blocks = [vectors[name].to(self.problem.chosen_parameters[name]) for name in self.names]
+        blocks = [block.clone() if block.is_inference() else block for block in blocks]
         return blocks, len(blocks[0])
 
     # --- choosing ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,32 +29,33 @@ class Fallback:
     def gradients(self, batch: Batch, outputs: Tensor, columns: Tensor) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Yield slices of the batch with their gradients {name: (K, b, *shape)} for columns (K, B, *outputs).
 
-        A sample by itself must give the outputs it gives in its batch, or its gradients are of another function.
+        A sample by itself must give the outputs it gives in its batch, and the samples' gradients must add up to the
+        batch's own: torch's rules for mapping over samples are not right for every operation.
         """
         size = sum(self.problem.chosen_parameters[name].numel() for name in self.names)
         step = max(1, CHUNK_NUMBERS // (size * max(1, len(columns))))
         for start in range(0, batch.count, step):
             part = slice(start, min(start + step, batch.count))
             content, some = slice_batch(batch.content, part.start, part.stop), columns[:, part]
-            yield part, self._of_slice(content, outputs[part].detach(), some)
+            yield part, self._of_slice(content, _Known(self, outputs, part, some), some)
 
-    def _of_slice(self, content: Any, expected: Tensor, columns: Tensor) -> dict[str, Tensor]:
+    def _of_slice(self, content: Any, known: _Known, columns: Tensor) -> dict[str, Tensor]:
         if self.vectorised:
             try:
                 with warnings.catch_warnings():
                     # torch warns where it would loop over the samples itself, one operation at a time.
                     warnings.filterwarnings("error", message=".*batching rule")
                     found, outputs = self._vectorised(content, columns)
-                if not differ(outputs, expected):
+                if known.agrees(found, outputs):
                     return found
             except Exception:  # vmap raises whatever the operation it cannot map raises
                 pass
             self.vectorised = False
         found, outputs = self._one_by_one(content, columns)
-        if differ(outputs, expected):
+        if not known.agrees(found, outputs):
             raise SpiritlevelError(
-                "a sample alone gives other outputs than in its batch, so no sample has gradients of its own; "
-                "make the model's outputs independent of the batch a sample comes in"
+                "a sample alone gives other outputs or gradients than in its batch, so no sample has gradients of its "
+                "own; make the model's outputs independent of the batch a sample comes in"
             )
         return found
 
@@ -104,3 +105,44 @@ class Fallback:
                 f"{tuple(shape)} in larger batches, so no sample stands alone; make it keep the batch dimension"
             )
         return outputs[0]
+
+
+class _Known:
+    """What the batch as a whole says of some of its samples: their outputs, and one sum of their gradients."""
+
+    def __init__(self, fallback: Fallback, outputs: Tensor, part: slice, columns: Tensor) -> None:
+        self.names = fallback.names
+        self.outputs = outputs[part].detach()
+        generator = torch.Generator().manual_seed(fallback.problem.seed)
+        self.coefficients = torch.randn(columns.shape[:2], generator=generator).to(columns)
+        combined = (columns * self.coefficients.reshape(*columns.shape[:2], *([1] * (columns.ndim - 2)))).sum(0)
+        cotangent = torch.zeros_like(outputs)
+        cotangent[part] = combined
+        tensors = [fallback.problem.chosen_parameters[name] for name in self.names]
+        self.sums = torch.autograd.grad(
+            outputs, tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+
+    def agrees(self, found: Mapping[str, Tensor], outputs: Tensor) -> bool:
+        """Whether gradients {name: (K, b, *shape)} and outputs are those of the batch."""
+        if differ(outputs.detach(), self.outputs):
+            return False
+        expected = dict(zip(self.names, self.sums))
+        if any(found[name].shape != (*self.coefficients.shape, *own.shape) for name, own in expected.items()):
+            return False
+        sums = {name: torch.tensordot(self.coefficients, found[name].detach(), dims=2) for name in self.names}
+        return same_gradients([(sums[name], own) for name, own in expected.items()])
+
+
+def same_gradients(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether gradients agree with those expected, each to rounding against its own size.
+
+    Gradients that are nothing but rounding (of biases in front of a normalisation) cannot agree in their digits.
+    """
+    pairs = [(found, expected) for found, expected in pairs if expected.numel()]
+    if not pairs:
+        return True
+    floor = 1e-3 * torch.stack([expected.abs().max() for _, expected in pairs]).max()
+    tolerance = 1e-4 if pairs[0][1].dtype == torch.float32 else 1e-10
+    near = [(a - b).abs().max() <= tolerance * (b.abs().max() + floor) for a, b in pairs]
+    return bool(torch.stack(near).all())
