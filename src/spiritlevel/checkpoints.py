@@ -13,9 +13,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from spiritlevel.bounded_pickle import BudgetSpent
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.safe_pickle import in_words
-from spiritlevel.state_dicts import AVERAGED_ENTRIES, find_weights
+from spiritlevel.safe_pickle import in_words, open_regular, shown
+from spiritlevel.state_dicts import AVERAGED_ENTRIES, find_weights, listed
 from spiritlevel.torch_files import open_stream, open_zip
 from spiritlevel.weight_fitting import copy_weights, describe_misfit, fit_names, own_tensors
 
@@ -26,6 +27,8 @@ _FOLDER_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# Five times the index of the networks with the most tensors.
+_LARGEST_INDEX = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], key: str | None
     notes = tuple(f"the file also holds averaged weights (key={name!r})" for name in averaged)
     misfit = describe_misfit(fit, weights.tensors, saved)
     if misfit:
-        source = place if weights.key is None else f"{place} (entry {weights.key!r})"
+        source = place if weights.key is None else f"{place} (entry '{shown(weights.key)}')"
         others = [name for name in weights.other_keys if name not in AVERAGED_ENTRIES]
-        aside = f"; other entries with tensors are {', '.join(others)}" if others else ""
+        aside = f"; other entries with tensors are {listed(others)}" if others else ""
         aside += "".join(f"; {note}" for note in notes)
         raise SpiritlevelError(
             f"{source} does not fit the {type(model).__name__}: {misfit}; "
@@ -87,12 +90,12 @@ def read_tensors(path: str | os.PathLike[str], key: str | None = None) -> dict[s
 
 def _read(path: Path, key: str | None) -> _Weights:
     """Read a path of any form."""
-    if path.is_dir():
-        return _read_folder(path, key)
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UsageError(f"there is no file or folder {path}{near_names(path.name, siblings)}")
     try:
+        if path.is_dir():
+            return _read_folder(path, key)
+        if not path.exists():
+            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise UsageError(f"there is no file or folder {path}{near_names(path.name, siblings)}")
         return _read_file(path, key)
     except OSError as error:
         raise SpiritlevelError(f"{path} cannot be read: {error.strerror or in_words(error)}") from error
@@ -100,7 +103,7 @@ def _read(path: Path, key: str | None) -> _Weights:
 
 def _read_file(path: Path, key: str | None) -> _Weights:
     """Read one file; its first bytes say what it is, since people give all of these forms the same endings."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         start = stream.read(512)
     if not start:
         raise SpiritlevelError(f"{path} is empty; save or copy it again")
@@ -129,7 +132,8 @@ def _read_safetensors(path: Path, key: str | None) -> _Weights:
         raise UsageError(f"{path} is a safetensors file, which has no entries; leave key={key!r} out")
     try:
         tensors = load_file(path)
-    except (SafetensorError, ValueError, KeyError) as error:
+    # The library checks the header against the file; what passes and torch cannot build raises anything.
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise SpiritlevelError(
             f"{path} is not a readable safetensors file ({in_words(error)}); copy it again"
         ) from error
@@ -141,10 +145,12 @@ def _read_safetensors(path: Path, key: str | None) -> _Weights:
 def _read_torch(path: Path, key: str | None, *, zipped: bool) -> _Weights:
     with (open_zip if zipped else open_stream)(path) as file:
         try:
-            found = find_weights(file.root, key, path)
-            tensors = {name: file.tensor(f"{name} in {path}", record) for name, record in found.records.items()}
+            found = find_weights(file.root, key, path, file.budget)
+            tensors = {name: file.tensor(f"{shown(name)} in {path}", record) for name, record in found.records.items()}
         except RecursionError as error:
             raise SpiritlevelError(f"{path} is nested too deeply to be a weights file") from error
+        except BudgetSpent as error:
+            raise SpiritlevelError(f"{path} cannot be read: {error}") from error
     form = "torch.save archive" if zipped else "torch.save stream of before torch 1.6"
     form = f"whole module in a {form}" if found.whole_module else form
     return _Weights(tensors, form, found.key, found.other_keys)
@@ -161,24 +167,29 @@ def _read_folder(folder: Path, key: str | None) -> _Weights:
         return _Weights(_read(folder / name, None).tensors, f"Hugging Face folder ({name})")
     index = _weight_map(folder / name)
     tensors: dict[str, Tensor] = {}
-    shards = sorted(set(index.values()))
-    for shard in shards:
-        wanted = {name for name, place in index.items() if place == shard}
+    placed: dict[str, set[str]] = {}
+    for entry, shard in index.items():
+        placed.setdefault(shard, set()).add(entry)
+    for shard, wanted in sorted(placed.items()):
         if not (folder / shard).is_file():
-            raise SpiritlevelError(f"{folder} lacks the shard {shard} that its index names; copy the folder again")
+            raise SpiritlevelError(
+                f"{folder} lacks the shard {shown(shard)} that its index names; copy the folder again"
+            )
         present = _read(folder / shard, None).tensors
         absent = sorted(wanted - present.keys())
         if absent:
             raise SpiritlevelError(
-                f"{folder / shard} lacks {absent[0]}, which the index places there; copy the folder again"
+                f"{folder / shard} lacks {shown(absent[0])}, which the index places there; copy the folder again"
             )
         tensors |= {name: present[name] for name in wanted}
-    return _Weights(tensors, f"Hugging Face folder ({name}, {len(shards)} shards)")
+    return _Weights(tensors, f"Hugging Face folder ({name}, {len(placed)} shards)")
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
     """Return which shard of a folder holds which name; a shard outside the folder is refused."""
     try:
+        if path.stat().st_size > _LARGEST_INDEX:
+            raise ValueError(f"it has more than {_LARGEST_INDEX:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise SpiritlevelError(f"{path} is not a readable index ({in_words(error)}); copy the folder again") from error
@@ -187,5 +198,5 @@ def _weight_map(path: Path) -> Mapping[str, str]:
         raise SpiritlevelError(f"{path} has no weight_map, so the shards cannot be found; copy the folder again")
     for shard in index.values():
         if not isinstance(shard, str) or shard != Path(shard).name or shard.endswith(".json"):
-            raise SpiritlevelError(f"{path} names the shard {shard!r}, which is not a file in its folder")
+            raise SpiritlevelError(f"{path} names the shard '{shown(shard)}', which is not a file in its folder")
     return index

@@ -11,13 +11,14 @@ handed to an unpickler therefore defines it, or is immutable.
 from __future__ import annotations
 
 import os
-import pickle
 import re
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from spiritlevel.bounded_pickle import BoundedUnpickler, Budget, end_of
 from spiritlevel.errors import SpiritlevelError
 
 # Booleans, integers, floats, complex numbers and fixed-width strings; never "O", whose elements are objects, nor "V".
@@ -62,27 +63,25 @@ class DefaultEntries(Entries):
 class Placeholder:
     """An object of a type that is not rebuilt: it keeps the state and items found in the file and runs nothing."""
 
-    origin = ""
+    __slots__ = ("entries", "state")
 
     def __new__(cls, *arguments: object, **keywords: object) -> Placeholder:
         """Ignore the construction arguments."""
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.state, made.entries = None, None
+        return made
 
-    def __init__(self, *arguments: object, **keywords: object) -> None:
-        self.state: dict[str, Any] = {}
-        self.entries: dict[Any, Any] = {}
+    state: object
+    entries: dict[Any, Any] | None
 
     def __setstate__(self, state: object) -> None:
-        """Keep attributes where they are a dictionary, or a dictionary beside one of slots."""
-        attributes: dict[str, Any] = {}
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                attributes.update({name: value for name, value in part.items() if isinstance(name, str)})
-        # NEWOBJ goes round __init__, so the fields may not exist yet.
-        self.__dict__["state"] = attributes
+        """Keep the state as it is: many objects may share one, and a copy for each would be without bound."""
+        self.state = state
 
     def __setitem__(self, key: object, value: object) -> None:
-        self.__dict__.setdefault("entries", {})[key] = value
+        if self.entries is None:
+            self.entries = {}
+        self.entries[key] = value
 
     def __call__(self, *arguments: object, **keywords: object) -> Placeholder:
         """Do nothing: what an unknown object would have returned is unknown too."""
@@ -99,10 +98,13 @@ class Placeholder:
 
 
 def placeholder_parts(placeholder: Placeholder) -> dict[str, Any]:
-    """Return what a placeholder was given by name: its attributes and its items with string keys."""
-    entries = placeholder.__dict__.get("entries", {})
-    named = {name: value for name, value in entries.items() if isinstance(name, str)}
-    return {**placeholder.__dict__.get("state", {}), **named}
+    """Return what a placeholder was given by name: its attributes and its items with string keys.
+
+    Attributes are a dictionary, or a dictionary beside one of slots.
+    """
+    state = placeholder.state if isinstance(placeholder.state, tuple) else (placeholder.state,)
+    parts = (part for part in (*state[:2], placeholder.entries) if isinstance(part, dict))
+    return {name: value for part in parts for name, value in part.items() if isinstance(name, str)}
 
 
 class DtypeRecord:
@@ -123,7 +125,7 @@ class DtypeRecord:
         """Return the data type, or refuse anything but numbers and fixed-width text."""
         if not isinstance(self.code, str) or not _PLAIN_DTYPE.match(self.code):
             raise SpiritlevelError(
-                f"the file holds a NumPy array of type {self.code!r}, and only numbers and text are read"
+                f"the file holds a NumPy array of type '{shown(self.code)}', and only numbers and text are read"
             )
         plain = np.dtype(self.code)
         return plain.newbyteorder(">") if self.byte_order == ">" else plain
@@ -149,7 +151,7 @@ class ArrayRecord:
         if isinstance(state, tuple) and len(state) == 5:
             self.describe(state[1], state[2], state[4], "F" if state[3] else "C")
 
-    def resolve(self) -> Any:
+    def resolve(self, budget: Budget) -> Any:
         """Return the array, or the scalar, after checking that its bytes are exactly what its shape needs."""
         if not isinstance(self.dtype, DtypeRecord):
             raise SpiritlevelError("the file holds a NumPy array without a data type, so it is damaged")
@@ -158,8 +160,10 @@ class ArrayRecord:
         if not isinstance(raw, bytes | bytearray):
             raise SpiritlevelError("the file holds a NumPy array of Python objects, and only numbers and text are read")
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
-        if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):
-            raise SpiritlevelError(f"the file holds a NumPy array of shape {shape!r}, so it is damaged")
+        # NumPy has at most 64 axes; without a bound on the sizes their product could be a number of megabytes.
+        sizes = isinstance(shape, tuple) and len(shape) <= 64
+        if not sizes or not all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape):
+            raise SpiritlevelError("the file holds a NumPy array whose shape is not one, so it is damaged")
         count = 1
         for size in shape:
             count *= size
@@ -167,6 +171,8 @@ class ArrayRecord:
             raise SpiritlevelError(
                 f"the file holds {len(raw)} bytes for a NumPy array of shape {shape}, so it is damaged"
             )
+        # Several arrays may name the same bytes; each gets a copy of its own.
+        budget.spend(2 * len(raw))
         flat = np.frombuffer(bytes(raw), dtype) if raw else np.zeros(count, dtype)
         if self.order == "K" and isinstance(self.axes, tuple):
             array = flat.reshape(shape).transpose(self.axes)
@@ -224,11 +230,28 @@ def _reconstructor(kind: object, *arguments: object) -> object:
     return kind() if isinstance(kind, type) and issubclass(kind, Placeholder) else Placeholder()
 
 
-class InertUnpickler(pickle.Unpickler):
-    """Unpickles data and the names it is given; any other name becomes a placeholder class of its own."""
+class _DataUnpickler(BoundedUnpickler):
+    """Calls stand-ins only after the keys of dictionaries and sets that they would make were checked."""
 
-    def __init__(self, stream: BinaryIO, names: Mapping[tuple[str, str], object], encoding: str = "latin1") -> None:
-        super().__init__(stream, encoding=encoding)
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> object:
+        """Call a stand-in or a placeholder."""
+        made = function.function if isinstance(function, StandIn) else function
+        content = arguments[0] if arguments else ()
+        if made is set or made is frozenset:
+            members = list(content)
+            return made(member for member, allowed in zip(members, self.keys(members)) if allowed)
+        if made is dict or made is Entries:
+            pairs = [(key, value) for key, value in (content.items() if isinstance(content, dict) else content)]
+            allowed = self.keys([key for key, _ in pairs])
+            return made(pair for pair, quick in zip(pairs, allowed) if quick)
+        return function(*arguments)
+
+
+class InertUnpickler(_DataUnpickler):
+    """Unpickles data and the names it is given; any other name becomes a placeholder."""
+
+    def __init__(self, stream: BinaryIO, names: Mapping[tuple[str, str], object], budget: Budget) -> None:
+        super().__init__(stream, budget, "latin1")
         self._names = {
             **DATA_NAMES,
             ("collections", "defaultdict"): DefaultEntries,
@@ -240,24 +263,25 @@ class InertUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a name, importing nothing."""
-        known = self._names.get((module, name))
-        if known is None:
-            known = type("Placeholder", (Placeholder,), {"origin": f"{module}.{name}"})
-            self._names[module, name] = known
-        return known
+        return self._names.get((module, name), Placeholder)
 
 
-class _StrictUnpickler(pickle.Unpickler):
+class _StrictUnpickler(_DataUnpickler):
     """Unpickles arrays, text, bytes, numbers and containers of these, and refuses every other name."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a data type or stop."""
         known = DATA_NAMES.get((module, name))
         if known is None:
+            asked = shown(f"{module}.{name}")
             raise SpiritlevelError(
-                f"the pickle asks for {module}.{name}, and only arrays, text, numbers and containers of these are read"
+                f"the pickle asks for {asked}, and only arrays, text, numbers and containers of these are read"
             )
         return known
+
+    def refused_key(self, key: object) -> None:
+        """Refuse keys that are not short text or numbers, rather than lose an entry of the data."""
+        raise SpiritlevelError(f"the pickle has a {type(key).__name__} for a key, and only short text and numbers are")
 
     def persistent_load(self, identifier: object) -> Any:
         """Refuse references to something outside the file."""
@@ -271,12 +295,13 @@ def safe_unpickle(file: str | os.PathLike[str] | BinaryIO, encoding: str = "lati
     """
     if isinstance(file, str | os.PathLike):
         try:
-            with open(file, "rb") as stream:
+            with open_regular(file) as stream:
                 return safe_unpickle(stream, encoding)
         except OSError as error:
             raise SpiritlevelError(f"{os.fspath(file)} cannot be read: {error.strerror or error}") from error
     try:
-        return _plain(_StrictUnpickler(file, encoding=encoding).load(), {})
+        budget = Budget(end_of(file) - file.tell())
+        return _plain(_StrictUnpickler(file, budget, encoding).load(), {}, budget)
     except SpiritlevelError:
         raise
     # A damaged pickle can raise almost anything, from IndexError to MemoryError.
@@ -284,22 +309,37 @@ def safe_unpickle(file: str | os.PathLike[str] | BinaryIO, encoding: str = "lati
         raise SpiritlevelError(f"the file is not a readable pickle ({in_words(error)}); fetch it again") from error
 
 
-def _plain(value: Any, done: dict[int, Any]) -> Any:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading; a pipe would make the reader wait, a device has no end."""
+    # Without O_NONBLOCK the opening of a pipe already waits, for a writer that may never come.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SpiritlevelError(
+                f"{os.fspath(path)} is a pipe, a device or a folder, not a regular file; copy what it holds to one"
+            )
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _plain(value: Any, done: dict[int, Any], budget: Budget) -> Any:
     """Replace the records in a value by what they describe; shared and circular references stay shared."""
     if isinstance(value, str | bytes | bytearray | int | float | complex) or value is None:
         return value
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, ArrayRecord):
-        result = value.resolve()
+        result = value.resolve(budget)
     elif isinstance(value, list):
         result = done[id(value)] = []
-        result.extend(_plain(item, done) for item in value)
+        result.extend(_plain(item, done, budget) for item in value)
     elif isinstance(value, dict):
         result = done[id(value)] = {}
-        result.update((_plain(key, done), _plain(item, done)) for key, item in value.items())
+        result.update((_plain(key, done, budget), _plain(item, done, budget)) for key, item in value.items())
     elif isinstance(value, tuple | set | frozenset):
-        result = type(value)(_plain(item, done) for item in value)
+        result = type(value)(_plain(item, done, budget) for item in value)
     else:
         raise SpiritlevelError("the pickle holds a type where data was expected, so it cannot be read as plain data")
     done[id(value)] = result
@@ -308,4 +348,13 @@ def _plain(value: Any, done: dict[int, Any]) -> Any:
 
 def in_words(error: BaseException) -> str:
     """Return an exception's message on one line, or its name where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return shown(" ".join(str(error).split())) or type(error).__name__
+
+
+def shown(value: object, most: int = 200) -> str:
+    """Return a text or number from a file as part of a sentence: on one line, printable, not without end."""
+    if not isinstance(value, str):
+        return repr(value) if isinstance(value, int) and -(1 << 64) < value < 1 << 64 else f"a {type(value).__name__}"
+    cut = value[:most]
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+    return clean + ("…" if len(value) > most else "")

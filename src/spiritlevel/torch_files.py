@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,23 +19,15 @@ from typing import Any, BinaryIO
 
 import torch
 
+from spiritlevel.archive_records import LONGEST_NOTE, ZIP_DAMAGE, ArchiveRecords
+from spiritlevel.bounded_pickle import Budget, end_of
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.safe_pickle import ArrayRecord, InertUnpickler, Placeholder, StandIn, in_words
+from spiritlevel.safe_pickle import ArrayRecord, InertUnpickler, Placeholder, StandIn, in_words, open_regular, shown
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
-# What zipfile raises on bytes that are not as they should be.
-_ZIP_DAMAGE = (
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    OverflowError,
-    MemoryError,
-    struct.error,
-)
+# Bytes of a torch.Tensor beside its elements, with the name it is found under.
+_TENSOR_OBJECT = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +85,7 @@ def _first(data: object, *rest: object) -> object:
 
 def _from_type(function: object, kind: object, arguments: object, state: object = None) -> object:
     """Stand in for the rebuilding of a tensor subclass: the tensor inside it."""
-    if isinstance(function, StandIn) and isinstance(arguments, tuple):
+    if isinstance(function, StandIn) and function.name.startswith("_rebuild") and isinstance(arguments, tuple):
         return function(*arguments)
     return Placeholder()
 
@@ -128,7 +119,8 @@ def _torch_names() -> dict[tuple[str, str], object]:
         for name in ("_rebuild_from_type", "_rebuild_from_type_v2"):
             names[module, name] = StandIn(name, _from_type)
     names["torch", "Size"] = StandIn("Size", tuple)
-    names["torch", "device"] = StandIn("device", lambda *parts: ":".join(str(part) for part in parts))
+    # Which device a tensor was on decides nothing here.
+    names["torch", "device"] = StandIn("device", lambda *parts: None)
     for module in ("torch.storage", "torch"):
         names[module, "UntypedStorage"] = torch.uint8
     # Types of whole bytes; quantised ones mean nothing without their scales.
@@ -154,18 +146,20 @@ class TorchFile:
 
     root: object
     read_bytes: Callable[[str], bytearray]
+    budget: Budget
     _storages: dict[str, bytearray] = field(default_factory=dict)
 
     def tensor(self, name: str, record: TensorRecord | UnreadableTensor | ArrayRecord) -> torch.Tensor:
         """Return the tensor that a record describes, after checking that it lies inside its storage."""
+        self.budget.spend(_TENSOR_OBJECT + len(name))
         if isinstance(record, UnreadableTensor):
             raise SpiritlevelError(
                 f"{name} is a tensor of a kind that is not read ({record.kind}); save the weights as dense tensors"
             )
         if isinstance(record, ArrayRecord):
             try:
-                return torch.as_tensor(record.resolve())
-            except (SpiritlevelError, TypeError, ValueError) as error:
+                return torch.as_tensor(record.resolve(self.budget))
+            except (SpiritlevelError, TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise SpiritlevelError(f"{name} is an array that is not read: {in_words(error)}") from error
         storage = record.storage
         dtype = storage.dtype if record.dtype is None and isinstance(storage, StorageRecord) else record.dtype
@@ -176,7 +170,8 @@ class TorchFile:
             _whole_numbers(record.stride),
             _whole_numbers((record.offset,)),
         )
-        if size is None or stride is None or offset is None or len(size) != len(stride):
+        # torch's operations take at most 64 dimensions.
+        if size is None or stride is None or offset is None or len(size) != len(stride) or len(size) > 64:
             raise SpiritlevelError(f"{name} has a shape that is not made of whole numbers, so the file is damaged")
         flat = self._elements(name, storage, dtype)
         last = offset[0] + sum((n - 1) * step for n, step in zip(size, stride)) if 0 not in size else -1
@@ -189,8 +184,18 @@ class TorchFile:
         except RuntimeError as error:
             raise SpiritlevelError(f"{name} has the impossible shape {size}, so the file is damaged") from error
         marks = record.metadata if isinstance(record.metadata, dict) else {}
-        tensor = tensor.conj().resolve_conj() if marks.get("conj") else tensor
-        return tensor.neg() if marks.get("neg") else tensor
+        # Views cost nothing however much they repeat; these two make the elements they show.
+        if marks.get("conj") is True:
+            tensor = self._own(name, tensor).conj().resolve_conj()
+        return self._own(name, tensor).neg() if marks.get("neg") is True else tensor
+
+    def _own(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Charge for as many bytes as a tensor shows, of which an expanded view has more than the file."""
+        try:
+            self.budget.spend(tensor.numel() * tensor.element_size())
+        except SpiritlevelError as error:
+            raise SpiritlevelError(f"{name} cannot be read: {error}") from error
+        return tensor
 
     def _elements(self, name: str, storage: StorageRecord, dtype: torch.dtype) -> torch.Tensor:
         """Return a storage as a flat tensor that shares its memory with every other tensor on that storage."""
@@ -223,14 +228,15 @@ def _whole_numbers(value: object) -> tuple[int, ...] | None:
 class _TorchUnpickler(InertUnpickler):
     """Unpickles one object of ``torch.save``, noting the storages that it mentions."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(stream, _TORCH_NAMES)
+    def __init__(self, stream: BinaryIO, budget: Budget) -> None:
+        super().__init__(stream, _TORCH_NAMES, budget)
         self.storages: dict[str, StorageRecord] = {}
 
     def persistent_load(self, identifier: object) -> Any:
         """Return the record of a storage, or the class of a module saved whole with its source text."""
-        kind, *data = identifier if isinstance(identifier, tuple) and identifier else ("",)
-        if kind == "module" and data:
+        # Six parts at most; a file may name a long tuple as often as it likes.
+        kind, *data = identifier[:6] if isinstance(identifier, tuple) and identifier else ("",)
+        if isinstance(kind, str) and kind == "module" and data:
             return data[0]
         if kind != "storage" or len(data) < 4:
             raise SpiritlevelError("the file refers to data in a way that torch.save does not")
@@ -242,16 +248,16 @@ class _TorchUnpickler(InertUnpickler):
         view = data[4] if len(data) > 4 else None
         if view is None:
             return StorageRecord(key, dtype, numel)
-        part = _whole_numbers(view[1:]) if isinstance(view, tuple | list) else None
+        part = _whole_numbers(view[1:4]) if isinstance(view, tuple | list) else None
         if part is None or len(part) != 2 or sum(part) > whole.numel:
-            raise SpiritlevelError(f"the file describes a view outside its storage {key}, so it is damaged")
+            raise SpiritlevelError(f"the file describes a view outside its storage {shown(key)}, so it is damaged")
         return StorageRecord(key, dtype, part[1], part[0])
 
 
-def _unpickle(stream: BinaryIO, path: Path) -> tuple[Any, Mapping[str, StorageRecord]]:
+def _unpickle(stream: BinaryIO, path: Path, budget: Budget) -> tuple[Any, Mapping[str, StorageRecord]]:
     """Return the next object of a stream and the storages that it mentions."""
-    unpickler = _TorchUnpickler(stream)
     try:
+        unpickler = _TorchUnpickler(stream, budget)
         return unpickler.load(), unpickler.storages
     except SpiritlevelError as error:
         raise SpiritlevelError(f"{path} cannot be read: {error}") from error
@@ -263,89 +269,72 @@ def _unpickle(stream: BinaryIO, path: Path) -> tuple[Any, Mapping[str, StorageRe
 @contextmanager
 def open_zip(path: Path) -> Iterator[TorchFile]:
     """Open the zip archive that ``torch.save`` writes."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except _ZIP_DAMAGE as error:
+    with open_regular(path) as stream:
+        try:
+            archive = zipfile.ZipFile(stream)
+        except ZIP_DAMAGE as error:
+            raise SpiritlevelError(
+                f"{path} is a damaged or truncated archive ({in_words(error)}); copy it again"
+            ) from error
+        with archive:
+            yield _torch_file(ArchiveRecords(archive, path, end_of(stream)))
+
+
+def _torch_file(records: ArchiveRecords) -> TorchFile:
+    """Return the object of an archive, and the way to its storages."""
+    path, pickles = records.path, sorted(name for name in records.names if name.split("/", 1)[-1] == "data.pkl")
+    if not pickles:
         raise SpiritlevelError(
-            f"{path} is a damaged or truncated archive ({in_words(error)}); copy it again"
-        ) from error
-    with archive:
-        names = set(archive.namelist())
-        pickles = sorted(name for name in names if name.split("/", 1)[-1] == "data.pkl")
-        if not pickles:
-            raise SpiritlevelError(
-                f"{path} is an archive, but not one of torch.save; save model.state_dict() with torch.save"
-            )
-        folder = pickles[0].removesuffix("data.pkl")
-        if folder + "constants.pkl" in names:
-            raise SpiritlevelError(
-                f"{path} is a TorchScript program, not weights; load it with torch.jit.load and save its state_dict()"
-            )
-        if not _has_checksums(archive, folder + "version"):
-            for info in archive.infolist():
-                # zipfile compares no checksum where there is none.
-                info.CRC = None  # type: ignore[assignment]
-        if folder + "byteorder" in names and _record(archive, path, folder + "byteorder") != b"little":
-            raise SpiritlevelError(f"{path} was saved on a big-endian machine; save it again on a little-endian one")
-        root, _ = _unpickle(io.BytesIO(_record(archive, path, folder + "data.pkl")), path)
-        yield TorchFile(root, lambda key: _record(archive, path, f"{folder}data/{key}"))
-
-
-def _has_checksums(archive: zipfile.ZipFile, name: str) -> bool:
-    """Say whether checksums were written: torch can leave them out, and then even its smallest record fails."""
-    try:
-        archive.read(name)
-    except _ZIP_DAMAGE:
-        return False
-    except KeyError:
-        return True
-    return True
-
-
-def _record(archive: zipfile.ZipFile, path: Path, name: str) -> bytearray:
-    """Return the bytes of one record of an archive."""
-    try:
-        info = archive.getinfo(name)
-        # torch.save stores without compression; a compressed record may claim any size.
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise SpiritlevelError(f"{path} has been compressed; save it again with torch.save")
-        with archive.open(info) as stream:
-            content = bytearray(stream.read())
-        if len(content) != info.file_size:
-            raise EOFError(f"record {name} is shorter than it says")
-        return content
-    except KeyError:
-        raise SpiritlevelError(f"{path} has no record {name}, so it is damaged; copy or save it again") from None
-    except _ZIP_DAMAGE as error:
-        raise SpiritlevelError(f"{path} is damaged ({in_words(error)}); copy or save it again") from error
+            f"{path} is an archive, but not one of torch.save; save model.state_dict() with torch.save"
+        )
+    folder = pickles[0].removesuffix("data.pkl")
+    if folder + "constants.pkl" in records.names:
+        raise SpiritlevelError(
+            f"{path} is a TorchScript program, not weights; load it with torch.jit.load and save its state_dict()"
+        )
+    records.forget_absent_checksums(folder + "version")
+    order = folder + "byteorder"
+    if order in records.names and records.read(order, LONGEST_NOTE) != b"little":
+        raise SpiritlevelError(f"{path} was saved on a big-endian machine; save it again on a little-endian one")
+    budget = Budget(records.size)
+    root, _ = _unpickle(io.BytesIO(records.read(folder + "data.pkl")), path, budget)
+    return TorchFile(root, lambda key: records.read(f"{folder}data/{key}"), budget)
 
 
 @contextmanager
 def open_stream(path: Path) -> Iterator[TorchFile]:
     """Open the stream of pickles that ``torch.save`` wrote before version 1.6."""
-    with open(path, "rb") as stream:
-        if _unpickle(stream, path)[0] != _LEGACY_MAGIC:
+    with open_regular(path) as stream:
+        budget = Budget(end_of(stream))
+        if not _is_number(_unpickle(stream, path, budget)[0], _LEGACY_MAGIC):
             raise SpiritlevelError(
                 f"{path} is a pickle, but not one of torch.save; save model.state_dict() with torch.save"
             )
-        protocol, system = _unpickle(stream, path)[0], _unpickle(stream, path)[0]
-        if protocol != _LEGACY_PROTOCOL or not isinstance(system, dict):
+        protocol, system = _unpickle(stream, path, budget)[0], _unpickle(stream, path, budget)[0]
+        if not _is_number(protocol, _LEGACY_PROTOCOL) or not isinstance(system, dict):
             raise SpiritlevelError(
-                f"{path} has an unknown layout (protocol {protocol!r}); save it again with torch.save"
+                f"{path} has an unknown layout (protocol {shown(protocol)}); save it again with torch.save"
             )
         if not system.get("little_endian", True):
             raise SpiritlevelError(f"{path} was saved on a big-endian machine; save it again on a little-endian one")
-        root, storages = _unpickle(stream, path)
-        places = _places_in_stream(stream, path, storages, _unpickle(stream, path)[0])
+        root, storages = _unpickle(stream, path, budget)
+        places = _places_in_stream(stream, path, storages, _unpickle(stream, path, budget)[0])
 
         def read_bytes(key: str) -> bytearray:
             if key not in places:
-                raise SpiritlevelError(f"{path} lacks the storage {key}, so it is damaged; copy or save it again")
+                raise SpiritlevelError(
+                    f"{path} lacks the storage {shown(key)}, so it is damaged; copy or save it again"
+                )
             start, length = places[key]
             stream.seek(start)
             return bytearray(stream.read(length))
 
-        yield TorchFile(root, read_bytes)
+        yield TorchFile(root, read_bytes, budget)
+
+
+def _is_number(value: object, wanted: int) -> bool:
+    """Say whether a value of unknown kind is this number, without comparing anything else with it."""
+    return isinstance(value, int) and value == wanted
 
 
 def _places_in_stream(
@@ -353,14 +342,16 @@ def _places_in_stream(
 ) -> dict[str, tuple[int, int]]:
     """Return where each storage begins and how many bytes it has: an element count, then the elements, one by one."""
     places: dict[str, tuple[int, int]] = {}
-    end = path.stat().st_size
+    end = end_of(stream)
     for key in keys if isinstance(keys, list) else ():
         count = int.from_bytes(stream.read(8), "little", signed=True)
         if not isinstance(key, str) or key not in storages or count != storages[key].numel:
-            raise SpiritlevelError(f"{path} has a storage {key!r} that is not as described; copy or save it again")
+            raise SpiritlevelError(
+                f"{path} has a storage '{shown(key)}' that is not as described; copy or save it again"
+            )
         start, length = stream.tell(), count * storages[key].dtype.itemsize
         if start + length > end:
-            raise SpiritlevelError(f"{path} ends inside its storage {key}, so it is truncated; copy it again")
+            raise SpiritlevelError(f"{path} ends inside its storage {shown(key)}, so it is truncated; copy it again")
         places[key] = (start, length)
         stream.seek(start + length)
     return places

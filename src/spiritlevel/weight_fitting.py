@@ -11,9 +11,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from spiritlevel.errors import UsageError
+from spiritlevel.safe_pickle import shown
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 _COMPILED = "_orig_mod."
+# Nobody wraps a network so often; a name may be made of nothing but prefixes.
+_MOST_PREFIXES = 16
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def _renamings(
     ):
         places.pop("n_averaged", None)
     prefixes: tuple[str, ...] = ()
-    while True:
+    while len(prefixes) <= _MOST_PREFIXES:
         yield places, prefixes
         prefix = next((p for p in PREFIXES if all(n.startswith(p) and n != p for n in places.values())), None)
         if prefix is not None:
@@ -123,9 +126,9 @@ def describe_misfit(fit: Fit, tensors: Mapping[str, Tensor], saved: Mapping[str,
     for source, name in fit.places.items():
         given, wanted = tensors[source], saved[name]
         if given.shape != wanted.shape and not (wanted.dim() == 0 and given.numel() == 1):
-            shapes.append(f"{name}: {tuple(given.shape)} in the file, {tuple(wanted.shape)} in the model")
+            shapes.append(f"{shown(name)}: {tuple(given.shape)} in the file, {tuple(wanted.shape)} in the model")
         elif not _same_kind(given.dtype, wanted.dtype):
-            kinds.append(f"{name}: {_dtype(given)} in the file, {_dtype(wanted)} in the model")
+            kinds.append(f"{shown(name)}: {_dtype(given)} in the file, {_dtype(wanted)} in the model")
         elif not _equal(tensors[written.setdefault(_memory(wanted), source)], given):
             torn.append(f"{fit.places[written[_memory(wanted)]]} and {name}")
     complaints = (
@@ -173,4 +176,4 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _first_three(names: tuple[str, ...] | list[str]) -> str:
-    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+    return "; ".join(map(shown, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
