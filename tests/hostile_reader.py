@@ -6,6 +6,7 @@ each goes to standard output. The address space is limited, so that an attack th
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import resource
@@ -78,6 +79,8 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     # The first reading of each kind imports what it needs; only what comes after is watched.
+    for encoding in ("cp437", "unicode_escape", "raw_unicode_escape", "latin1", "ascii"):
+        codecs.lookup(encoding)
     for path in sorted((folder / "warm").iterdir()):
         load_weights(Net(), path)
     limit = _status("VmSize") + (3 << 30)

@@ -126,7 +126,8 @@ class _Search:
             raise SpiritlevelError(f"the module saved in the file contains itself at {shown(prefix)}, so it is damaged")
         *groups, modules = _module_parts(module)
         hidden = placeholder_parts(module).get("_non_persistent_buffers_set")
-        self.budget.spend(ENTRY + 8 * len(inside))
+        # A module shared by others is visited once for every name it has.
+        self.budget.spend(8 * ENTRY + 8 * len(inside))
         for group, left_out in zip(groups, ((), hidden if isinstance(hidden, set) else ())):
             for name, record in group.items():
                 if isinstance(name, str) and isinstance(record, Record) and name not in left_out:
