@@ -109,10 +109,18 @@ class BoundedUnpickler(pickle._Unpickler):
     The one in C gives no say over the memo, the keys and the copies.
     """
 
+    # What the unpickler works on, which its type declarations leave out.
+    stack: list[Any]
+    memo: dict[int, Any]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, stream: BinaryIO, budget: Budget, encoding: str) -> None:
         super().__init__(stream, encoding=encoding)
         self.budget = budget
-        self.dispatch = _Charged(_INSTRUCTIONS, budget)
+        self.dispatch = _Charged(_INSTRUCTIONS, budget)  # type: ignore[misc]
         self._stream, self._end = stream, end_of(stream)
         self._file_read, self._file_readline = self._read_in_full, self._read_line
 
@@ -264,7 +272,7 @@ def _refuse_extension(reader: BoundedUnpickler) -> None:
 
 
 _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
-    **pickle._Unpickler.dispatch,  # type: ignore[dict-item]
+    **pickle._Unpickler.dispatch,
     pickle.REDUCE[0]: _reduce,
     pickle.NEWOBJ[0]: _new,
     pickle.NEWOBJ_EX[0]: _new_with_keywords,

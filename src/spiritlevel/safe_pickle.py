@@ -161,8 +161,11 @@ class ArrayRecord:
             raise SpiritlevelError("the file holds a NumPy array of Python objects, and only numbers and text are read")
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
         # NumPy has at most 64 axes; without a bound on the sizes their product could be a number of megabytes.
-        sizes = isinstance(shape, tuple) and len(shape) <= 64
-        if not sizes or not all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape):
+        if (
+            not isinstance(shape, tuple)
+            or len(shape) > 64
+            or not all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape)
+        ):
             raise SpiritlevelError("the file holds a NumPy array whose shape is not one, so it is damaged")
         count = 1
         for size in shape:
