@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.allocation import keep_freed_memory
-from spiritlevel.data import Content, Source, count_of, held, map_tensors, open_source
+from spiritlevel.data import Content, Source, count_of, held, map_tensors, open_source, tensors_of
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.losses.base import LABEL_KEYS
@@ -143,6 +143,7 @@ class Problem:
         self._session_depth = 0
         self._weights_before: WeightsBefore | None = None  # until the first forward pass
         self._writes_nothing = False  # the model's forward leaves its parameters alone
+        self._writes_to_inputs: bool | None = None  # until the first forward pass; then it gets copies, if it does
         self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
         self.vetted: dict[int, bool] = {}  # batches whose samples' derivatives were checked one by one; True: both
         self._doubts: list[Tensor] = []  # whether a batch of the present sweep disagreed with the first one
@@ -163,6 +164,7 @@ class Problem:
         other.watch = Watch()
         other._session_depth = 0
         other._weights_before, other._writes_nothing = None, False
+        other._writes_to_inputs = None
         other.spent = Counter()
         other.vetted = {}
         other._doubts = []
@@ -191,7 +193,7 @@ class Problem:
             few = self.on_network(self.model)
             few.source = held(map_tensors(batch.content, lambda t: t[places.to(t.device)] if t.ndim else t))
             few.progress = None
-        few._writes_nothing = self._writes_nothing
+        few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
         return few
 
     def in_own_batches(self) -> Problem:
@@ -386,6 +388,9 @@ class Problem:
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the model's outputs on a batch, with some parameters replaced for this call where they are given."""
         watched = contextlib.nullcontext() if torch.compiler.is_compiling() else self.watch
+        given = content
+        if self._writes_to_inputs is not False:
+            content = map_tensors(content, torch.clone)
         with watched, quick_pooling(self.device):
             if parameters is None:
                 outputs = self._forward(content)
@@ -394,6 +399,9 @@ class Problem:
                 outputs = torch.func.functional_call(self._forward, replaced, (content,))
         for text in self.watch.left_out:
             self.note(text)
+        if self._writes_to_inputs is None and parameters is None:  # the first time: by the values themselves
+            pairs = list(zip(tensors_of(content), tensors_of(given)))
+            self._writes_to_inputs = any(not torch.equal(after, before) for after, before in pairs)
         if parameters is None and self._weights_before is not None:
             self._weights_before.refuse_changes()
             self._weights_before, self._writes_nothing = None, True
