@@ -220,6 +220,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fcnbn", {"widths": (12, 12)}, {"lr": [0.05, 0.1, 0.2], "schedule": "linear"}),
     ("digits_cnn", {"width": 4}, {"optimizer": "adam", "lr": [1e-3, 2e-3, 4e-3], "weight_decay": 1e-2}),
     ("digits_cnn", {"width": 4}, {"optimizer": "adamw", "lr": [1e-3, 2e-3, 4e-3], "weight_decay": 0.25}),
+    ("digits_mlp", {"widths": (16,)}, {"lr": 0.1, "momentum": 0.9, "weight_decay": [0.0, 1e-3, 1e-1]}),
+    ("digits_cnn", {"width": 4}, {"optimizer": "adamw", "lr": 2e-3, "weight_decay": [0.0, 0.25, 2.5]}),
 ]
 
 
@@ -238,7 +240,7 @@ def test_networks_trained_together_equal_networks_trained_alone(
         together, data, seeds=[5, 6, 7], labels=labels, steps=200, batch_size=40, **options
     )
     for place, (model, twin) in enumerate(zip(together, alone, strict=True)):
-        own = {**options, "lr": options["lr"][place]}
+        own = {key: value[place] if isinstance(value, list) else value for key, value in options.items()}
         record = training.train(twin, noisy[place], seed=5 + place, steps=200, batch_size=40, **own)
         for name, value in twin.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-6, atol=1e-6)
@@ -286,7 +288,7 @@ def test_training_in_sixteen_bits_is_near_training_in_full(device: str) -> None:
 
 def test_a_network_leaves_the_stack_when_it_reaches_its_target() -> None:
     data, target = digits(60), training.LossTarget(0.3)
-    rates = [0.5, 0.05, 1e200]
+    rates, decays = [0.5, 0.05, 1e200], [0.0, 1e-3, 0.0]
     together, alone = ([small(seed) for seed in range(3)] for _ in range(2))
     sizes: list[int] = []
 
@@ -295,12 +297,14 @@ def test_a_network_leaves_the_stack_when_it_reaches_its_target() -> None:
         assert all(row.epoch == len(sizes) - 1 for row in rows.values())
 
     records = training.train_ensemble(
-        together, data, seeds=[0, 1, 2], lr=rates, momentum=0.5, batch_size=15, epochs=40, stop=target, on_epoch=watch
-    )
+        together, data, seeds=[0, 1, 2], lr=rates, momentum=0.5, weight_decay=decays, batch_size=15, epochs=40,
+        stop=target, on_epoch=watch,
+    )  # fmt: skip
     for place in range(3):
         record = training.train(
-            alone[place], data, seed=place, lr=rates[place], momentum=0.5, batch_size=15, epochs=40, stop=target
-        )
+            alone[place], data, seed=place, lr=rates[place], momentum=0.5, weight_decay=decays[place], batch_size=15,
+            epochs=40, stop=target,
+        )  # fmt: skip
         assert records[place].stopped_by == record.stopped_by
         assert records[place].steps == record.steps
         if place < 2:
@@ -325,6 +329,8 @@ def test_wrong_ensembles_are_answered() -> None:
         training.train_ensemble([small(), small()], data, seeds=[0], epochs=1)
     with pytest.raises(UsageError, match="learning rates"):
         training.train_ensemble([small()], data, seeds=[0], lr=[0.1, 0.2], epochs=1)
+    with pytest.raises(UsageError, match="weight decays"):
+        training.train_ensemble([small()], data, seeds=[0], weight_decay=[0.1, 0.2], epochs=1)
     with pytest.raises(UsageError, match="labels a row"):
         training.train_ensemble([small()], data, seeds=[0], labels=torch.zeros(1, 3, dtype=torch.int64), epochs=1)
     with pytest.raises(UsageError, match="one architecture"):

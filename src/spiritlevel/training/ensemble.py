@@ -36,7 +36,7 @@ def train_ensemble(
     labels: Tensor | None = None,
     optimizer: str = "sgd",
     momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    weight_decay: float | Sequence[float] = 0.0,
     batch_size: int = 128,
     epochs: int | None = None,
     steps: int | None = None,
@@ -49,19 +49,22 @@ def train_ensemble(
 ) -> list[TrainingRecord]:
     """Train K networks in place, where they are, and leave them in evaluation mode; one record each.
 
-    ``seeds`` decide the order of the data for each network, ``lr`` is one rate or K, ``labels`` of shape (K, N) replace
-    the data's (label noise). A network that reaches the target of ``stop``, or diverges, leaves the stack. ``on_epoch``
-    sees the epoch of every network still in the stack, by its place in ``models``, whose weights are then up to date.
+    ``seeds`` decide the order of the data for each network, ``lr`` and ``weight_decay`` are one number or K, ``labels``
+    of shape (K, N) replace the data's (label noise). A network that reaches the target of ``stop``, or diverges, leaves
+    the stack. ``on_epoch`` sees the epoch of every network still in the stack, by its place in ``models``, and finds
+    their weights up to date.
     With ``replay`` a GPU repeats the step of sgd from a recording, which changes its speed and nothing else.
     """
     _check_alike(models)
     count = len(models)
     rates = [float(lr)] * count if isinstance(lr, int | float) else [float(rate) for rate in lr]
+    decays = [weight_decay] * count if isinstance(weight_decay, int | float) else list(weight_decay)
     x, y = inputs_and_labels(data)
     targets = y.expand(count, -1) if labels is None else labels
     for what, found, wanted in (
         ("seeds", len(seeds), count),
         ("learning rates", len(rates), count),
+        ("weight decays", len(decays), count),
         ("rows of labels", len(targets), count),
         ("labels a row", targets.shape[1], len(x)),
     ):
@@ -72,12 +75,15 @@ def train_ensemble(
     total = plan_length(epochs, steps, per_epoch)
     factor = resolve_schedule(schedule)
     common = {
-        "optimizer": optimizer, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size,
+        "optimizer": optimizer, "momentum": momentum, "batch_size": batch_size,
         "epochs": epochs, "steps": steps, "samples": len(x), "schedule": schedule_name(schedule),
         "average_from": None, "drop_last": drop_last,
         "precision": "float32",
     }  # fmt: skip
-    records = [TrainingRecord({**common, "lr": rate, "seed": seed}) for rate, seed in zip(rates, seeds, strict=True)]
+    records = [
+        TrainingRecord({**common, "lr": rate, "weight_decay": decay, "seed": seed})
+        for rate, decay, seed in zip(rates, decays, seeds, strict=True)
+    ]
     stack = _Stack(models, loss)
     method = StackedOptimizer(optimizer, stack.params, momentum, weight_decay)
     x, targets = x.to(device, dtype), targets.to(device)
