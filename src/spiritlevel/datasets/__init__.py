@@ -3,7 +3,7 @@
 from spiritlevel.datasets.catalog import DATASETS, DataSpec, data_spec, load, open_data, parse, what_to_place
 from spiritlevel.datasets.fetch import get
 from spiritlevel.datasets.files import cache_folder
-from spiritlevel.datasets.labelled import LabelledData, fit_images, to_grey, with_random_labels
+from spiritlevel.datasets.labelled import LabelledData, fit_images, standardised, to_grey, with_random_labels
 from spiritlevel.datasets.npz import from_npz
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "load",
     "open_data",
     "parse",
+    "standardised",
     "to_grey",
     "what_to_place",
     "with_random_labels",

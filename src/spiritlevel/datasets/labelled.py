@@ -72,14 +72,27 @@ def fit_images(data: LabelledData, size: int) -> LabelledData:
 
 
 def to_grey(data: LabelledData) -> LabelledData:
-    """Return the luminance 0.299 R + 0.587 G + 0.114 B: 1,024 inputs for CIFAR-10 as in Lengyel et al. 2021."""
+    """Return the luminance 0.299 R + 0.587 G + 0.114 B: 1,024 inputs for CIFAR-10 as in Lengyel et al. 2021.
+
+    It is rounded to one of 256 levels, as image libraries turn images of bytes grey, so that a set of grey images kept
+    as bytes is the same data.
+    """
     if data.channels == 1:
         return data
     if data.channels != 3:
         raise UsageError(f"{data.name} has {data.channels} channels, and only colour images (3) can be made grey.")
-    weights = torch.tensor([0.299, 0.587, 0.114], dtype=data.x.dtype).view(1, 3, 1, 1)
-    grey = (data.x * weights).sum(dim=1, keepdim=True)
-    return replace(data, x=grey, notes=(*data.notes, "colour turned to grey (0.299 R + 0.587 G + 0.114 B)"))
+    weights = torch.tensor([299.0, 587.0, 114.0], dtype=data.x.dtype).view(1, 3, 1, 1)
+    levels = (data.x.mul(255).round_() * weights).sum(dim=1, keepdim=True)  # whole numbers, exact in float32
+    grey = levels.add_(500).div_(1000).floor_().div_(255)
+    return replace(data, x=grey, notes=(*data.notes, "colour turned to grey (0.299 R + 0.587 G + 0.114 B, in bytes)"))
+
+
+def standardised(data: LabelledData, mean: float, deviation: float) -> LabelledData:
+    """Return the inputs less a mean, over a standard deviation: one of each for all pixels."""
+    if not deviation > 0:
+        raise UsageError(f"deviation={deviation} must be positive: inputs are divided by it.")
+    note = f"inputs standardised: less {mean:g}, over {deviation:g}"
+    return replace(data, x=(data.x - mean).div_(deviation), notes=(*data.notes, note))
 
 
 def with_random_labels(data: LabelledData, fraction: float, seed: int, mode: str = "uniform") -> LabelledData:
