@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,9 +155,16 @@ def _print_claims(records: list[Record]) -> None:
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[OnProgress | None]:
-    """Show progress over a study's runs on standard error, with the time left."""
+    """Show progress over a study's runs on standard error: a bar in a terminal, lines where it is piped."""
     if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        with _lines(lambda line: print(line, file=sys.stderr, flush=True)):
+            started = time.monotonic()
+            yield lambda name, done, total: print(
+                f"{name}: {done} of {total} runs, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True
+            )
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -169,6 +178,22 @@ def _progress(quiet: bool) -> Iterator[OnProgress | None]:
         console=Console(file=sys.stderr),
         transient=True,
     )
-    with shown:
+    with shown, _lines(shown.console.print):
         task = shown.add_task("", total=1)
         yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _lines(write: Callable[[str], None]) -> Iterator[None]:
+    """Hand what the studies log about long trainings to a writer of lines."""
+    from spiritlevel.studies.telling import logger
+
+    handler, level = logging.Handler(), logger.level
+    handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

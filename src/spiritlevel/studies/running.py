@@ -14,6 +14,7 @@ from typing import Any
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.studies.store import RunStore
 from spiritlevel.studies.study import Outcome, Place, Settings, Study
+from spiritlevel.studies.telling import logger
 
 ENGINES = ("here", "processes", "ray")
 OnProgress = Callable[[str, int, int], None]
@@ -89,10 +90,14 @@ def compute(work: Work) -> Done:
     study = study_named(work.study)
     started = time.perf_counter()
     trained = study.train(work.settings, work.place)
+    halfway = time.perf_counter()
     outcomes = tuple(
         study.measure(settings, each, work.place) for settings, each in zip(work.settings, trained, strict=True)
     )
-    return Done(work, outcomes, time.perf_counter() - started, environment(work.place))
+    ended = time.perf_counter()
+    logger.info("%s: %s trained in %.1f s, measured in %.1f s", work.study, len(outcomes), halfway - started,
+                ended - halfway)  # fmt: skip
+    return Done(work, outcomes, ended - started, environment(work.place))
 
 
 def environment(place: Place) -> dict[str, Any]:
