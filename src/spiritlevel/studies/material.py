@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from spiritlevel.datasets import LabelledData, fit_images, from_npz, load, to_grey
+from spiritlevel.datasets import LabelledData, fit_images, from_npz, load, standardised, to_grey
 from spiritlevel.datasets.files import data_roots
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.nets import build, spec
 from spiritlevel.studies.study import Place, Settings
+from spiritlevel.studies.telling import EpochLines
 from spiritlevel.training import TrainingRecord, train, train_ensemble
 
 
@@ -43,21 +44,44 @@ def images(name: str, split: str, place: Place, *, first: int | None = None, las
     return data.subset(slice(0, wanted) if first else slice(len(data) - wanted, None))
 
 
-def fitted(data: LabelledData, net: str, grey: bool = False) -> LabelledData:
-    """Return the images as a network takes them: grey on request, and no smaller than its own."""
-    return fit_images(to_grey(data) if grey else data, spec(net).size)
+# How a run's inputs are standardised: less a mean, over a deviation. A run that says nothing has pixels in [0, 1].
+INPUTS = {
+    "symmetric": (0.5, 0.5),  # pixels in [-1, 1]
+    "mnist": (0.1307, 0.3081),  # mean and deviation of MNIST's training pixels
+}
+
+
+def fitted(data: LabelledData, net: str, grey: bool = False, inputs: str | None = None) -> LabelledData:
+    """Return the images as a network takes them: grey and standardised on request, and no smaller than its own."""
+    found = fit_images(to_grey(data) if grey else data, spec(net).size)
+    return found if inputs is None else standardised(found, *INPUTS[inputs])
+
+
+@lru_cache(maxsize=4)
+def _fitted_images(
+    name: str, split: str, place: Place, first: int | None, last: int | None, net: str, grey: bool, inputs: str | None
+) -> LabelledData:
+    return fitted(images(name, split, place, first=first, last=last), net, grey, inputs)
+
+
+def run_images(
+    settings: Settings, split: str, place: Place, *, first: int | None = None, last: int | None = None
+) -> LabelledData:
+    """Return images of a split as a run's settings ask for them; the runs of a study share them."""
+    return _fitted_images(
+        settings["data"], split, place, first, last, settings["net"], settings.get("grey", False),
+        settings.get("inputs"),
+    )  # fmt: skip
 
 
 def training_data(settings: Settings, place: Place) -> LabelledData:
     """Return the training images of a run."""
-    data = images(settings["data"], "train", place, first=settings.get("images"))
-    return fitted(data, settings["net"], settings.get("grey", False))
+    return run_images(settings, "train", place, first=settings.get("images"))
 
 
 def held_out_data(settings: Settings, place: Place) -> LabelledData:
     """Return the test images of a run."""
-    data = images(settings["data"], "test", place, first=settings.get("test_images"))
-    return fitted(data, settings["net"], settings.get("grey", False))
+    return run_images(settings, "test", place, first=settings.get("test_images"))
 
 
 def network(settings: Settings, data: LabelledData, place: Place) -> nn.Module:
@@ -97,9 +121,13 @@ def trained_together(
     labels: torch.Tensor | None = None,
     **more: Any,
 ) -> list[TrainingRecord]:
-    """Train the networks of a group in one stack; they may differ in seed, learning rate and labels only."""
+    """Train the networks of a group in one stack; they may differ in seed, rate, weight decay and labels only."""
     options = training_options(group[0])
     options["lr"] = [settings["lr"] for settings in group]
+    if len({settings.get("weight_decay", 0.0) for settings in group}) > 1:
+        options["weight_decay"] = [settings.get("weight_decay", 0.0) for settings in group]
+    if "epochs" in options and "on_epoch" not in more:
+        more["on_epoch"] = EpochLines(f"{group[0]['net']} on {data.name}", len(data), options["epochs"])
     return train_ensemble(
         models, data, seeds=[settings["seed"] for settings in group], labels=labels, **options, **more
     )

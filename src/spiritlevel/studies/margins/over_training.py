@@ -1,4 +1,4 @@
-"""Figure 3 and appendix B of Lengyel et al. 2021: per-sample traces against ACEHT and margins while training."""
+"""Figure 3 and appendix B.1 of Lengyel et al. 2021: per-sample traces against ACEHT and margins while training."""
 
 from __future__ import annotations
 
@@ -319,27 +319,4 @@ def _fcnbn_mnist(batch: int) -> Study:
     )  # fmt: skip
 
 
-def _cifar(net: str) -> Study:
-    large = {"data": "cifar10", "net": net, "grey": True, "batch_size": 128, "lr": 0.05 if net == "lenet5" else 0.1,
-             "points": 1000, "noisy": False}  # fmt: skip
-    tiny = {**_TINY, "net": "digits_cnn" if net == "lenet5" else "digits_mlp", "seeds": 2}
-    return _study(
-        f"margins-appendix-{net}-cifar10",
-        f"Traces, ACEHT and margins over training: {'LeNet' if net == 'lenet5' else 'batch-normalised network'} on "
-        "grey CIFAR-10",
-        "appendix B",
-        {
-            "smoke": tiny,
-            "small": {**large, "images": 10000, "steps": 2000, "seeds": 3},
-            "medium": {**large, "images": 12000, "steps": 10000, "seeds": 3},
-            "paper": {**large, "steps": 10000, "seeds": 1},
-        },
-        _departures(
-            "CIFAR-10 (medium: its first 12,000 images)",
-            "1,024 inputs are read as grey images; batch size and rate are not stated: 128 and "
-            f"{0.05 if net == 'lenet5' else 0.1}",
-        ),
-    )
-
-
-STUDIES = (LENET_MNIST, _fcnbn_mnist(256), _fcnbn_mnist(4096), _cifar("lenet5"), _cifar("fcnbn"))
+STUDIES = (LENET_MNIST, _fcnbn_mnist(256), _fcnbn_mnist(4096))

@@ -20,12 +20,17 @@ GPU_BATCH = 1000
 FAST = tuple(name for name in MEASURES if name not in ("kappa_last", "kappa_max", "kappa_sum"))
 
 
-def flatness_row(model: nn.Module, data: LabelledData, measures: tuple[str, ...] = MEASURES) -> dict[str, Any]:
-    """Return every measure, per layer too (``name@layer``, hidden layers numbered from 1), and the trace of layers."""
+def flatness_row(
+    model: nn.Module, data: LabelledData, measures: tuple[str, ...] = MEASURES, batch_size: int = GPU_BATCH
+) -> dict[str, Any]:
+    """Return every measure, per layer too (``name@layer``, hidden layers numbered from 1), and the trace of layers.
+
+    ``batch_size`` is a GPU's: it takes so many images at once.
+    """
     device = next(model.parameters()).device
     # These networks are small: a GPU is kept busy by many images at once, not by many batches.
-    batch_size = GPU_BATCH if device.type == "cuda" else None
-    problem = Problem(model, (data.x.to(device), data.y.to(device)), batch_size=batch_size)
+    together = batch_size if device.type == "cuda" else None
+    problem = Problem(model, (data.x.to(device), data.y.to(device)), batch_size=together)
     report = measure(problem, measures=list(measures))
     row: dict[str, Any] = {name: float(report[name]) for name in measures}
     row["margin_tenth_percentile"] = float(np.quantile(report.per_sample["output_margin"].numpy(), 0.1))
