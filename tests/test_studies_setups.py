@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,18 @@ from typer.testing import CliRunner
 from spiritlevel.cli.study_command import study
 from spiritlevel.datasets import load, standardised, to_grey
 from spiritlevel.errors import UsageError
-from spiritlevel.studies import Place, RunStore, Table, judge, run_study, study_named
+from spiritlevel.studies import (
+    Place,
+    RunStore,
+    Table,
+    Within,
+    judge,
+    load_record,
+    make_record,
+    run_study,
+    save_record,
+    study_named,
+)
 from spiritlevel.studies.margins.appendix_cifar import look_steps
 from spiritlevel.studies.material import network, sample_indices, trained_alone, training_data
 from spiritlevel.studies.petzka.mnist import layer_correlations
@@ -110,7 +122,7 @@ def test_softmax_regression_sees_standardised_inputs_and_its_own_decay():
     data = training_data(group[0], Place())
     assert float(data.x.min()) == -1.0
     assert float(data.x.max()) == 1.0
-    stronger = [{**run, "weight_decay": 1000 * run["weight_decay"]} for run in group]
+    stronger = [{**run, "weight_decay": 1000 * run["weight_decay"], "epochs": 20} for run in group]
     together = own.train(stronger, Place())
     for settings, model in zip(stronger, together, strict=True):
         alone, _ = trained_alone(settings, data, Place())
@@ -214,3 +226,19 @@ def test_a_piped_run_prints_lines(tmp_path):
     assert "margins-fig1: 1 of 1 runs" in done.stderr
     assert "trained in" in done.stderr
     assert not logging.getLogger("spiritlevel.studies").handlers
+
+
+def test_a_run_keeps_the_rules_it_was_made_under(tmp_path):
+    """Rules that change after the runs are seen to have changed, at once and in every later record."""
+    own, store = study_named("margins-fig1"), RunStore(tmp_path / "runs")
+    run_study(own, "smoke", store)
+    first, *others = own.claims
+    later = replace(own, claims=(replace(first, rules=(Within(first.rules[0].quantity, -5.0),)), *others))
+    assert later.rules_hash() != own.rules_hash()
+    path = tmp_path / "record.json"
+    for study_now, expected in ((own, own.rules_hash()), (later, later.rules_hash())):
+        record = make_record(study_now, "smoke", store.table(study_now, "smoke"))
+        save_record(record, path)
+        again = load_record(study_now, path)
+        assert again.rules == expected
+        assert again.judged_by == record.judged_by == own.rules_hash()

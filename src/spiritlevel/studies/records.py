@@ -57,7 +57,9 @@ def make_record(study: Study, size: str, table: Table) -> Record:
     judgements = tuple(judge(claim, analysis, explaining) for claim in study.claims)
     analysis = {**analysis, **explaining}
     command = f"spiritlevel study run {study.name} --size {size}"
-    return Record(study, size, table, len(study.settings(size)), analysis, judgements, study.rules_hash(), command)
+    made_under = ", ".join(sorted({run.rules for run in table.runs if run.rules}))
+    planned = len(study.settings(size))
+    return Record(study, size, table, planned, analysis, judgements, study.rules_hash(), command, made_under)
 
 
 def save_record(record: Record, path: Path, *, digits: int = 7) -> None:
@@ -66,7 +68,7 @@ def save_record(record: Record, path: Path, *, digits: int = 7) -> None:
         "study": record.study.name,
         "size": record.size,
         "command": record.command,
-        "rules": record.rules,
+        "rules": record.judged_by or record.rules,
         "revision": record.study.revision,
         "planned": record.planned,
         "seconds": record.seconds,

@@ -40,6 +40,7 @@ class RunStore:
             "columns": outcome.columns,
             "seconds": seconds,
             "environment": environment,
+            "rules": study.rules_hash(),  # those the run was made under, to tell if they changed afterwards
         }
         with replacing(path) as stream:
             json.dump(strict(content), stream, allow_nan=False)
@@ -56,6 +57,7 @@ class RunStore:
                 content["columns"],
                 content["seconds"],
                 content["environment"],
+                content.get("rules", ""),
             )
         except (OSError, ValueError, KeyError) as error:
             raise SpiritlevelError(

@@ -47,6 +47,7 @@ class FinishedRun:
     columns: dict[str, list[float]]
     seconds: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
+    rules: str = ""  # the hash of the rules when it was run, where it was kept
 
 
 class Table:
