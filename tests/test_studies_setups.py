@@ -228,6 +228,12 @@ def test_a_piped_run_prints_lines(tmp_path):
     assert not logging.getLogger("spiritlevel.studies").handlers
 
 
+def test_worker_processes_print_their_lines_too(tmp_path, capfd):
+    arguments = ["run", "margins-fig1", "--out", str(tmp_path), "--engine", "processes", "--workers", "1"]
+    study(arguments, standalone_mode=False)
+    assert "margins-fig1: 1 trained in" in capfd.readouterr().err
+
+
 def test_a_run_keeps_the_rules_it_was_made_under(tmp_path):
     """Rules that change after the runs are seen to have changed, at once and in every later record."""
     own, store = study_named("margins-fig1"), RunStore(tmp_path / "runs")

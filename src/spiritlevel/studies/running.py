@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -14,7 +15,7 @@ from typing import Any
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.studies.store import RunStore
 from spiritlevel.studies.study import Outcome, Place, Settings, Study
-from spiritlevel.studies.telling import logger
+from spiritlevel.studies.telling import logger, print_lines
 
 ENGINES = ("here", "processes", "ray")
 OnProgress = Callable[[str, int, int], None]
@@ -125,7 +126,11 @@ def _in_processes(work: Sequence[Work], workers: int) -> Iterator[Done]:
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
-    with ProcessPoolExecutor(min(workers, len(work)), mp_context=context) as pool:
+    # A bar in a terminal is the parent's; lines can come from anywhere.
+    lines = logger.isEnabledFor(logging.INFO) and not sys.stderr.isatty()
+    with ProcessPoolExecutor(
+        min(workers, len(work)), mp_context=context, initializer=print_lines if lines else None
+    ) as pool:
         waiting: set[Future[Done]] = {pool.submit(compute, each) for each in work}
         try:
             while waiting:

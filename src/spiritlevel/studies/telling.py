@@ -12,6 +12,12 @@ logger = logging.getLogger("spiritlevel.studies")
 EVERY_SECONDS = 15.0
 
 
+def print_lines() -> None:
+    """Print what is logged here on standard error: for a worker process, whose parent's handlers it does not have."""
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+
+
 class EpochLines:
     """A hook for ``train_ensemble`` that logs a line now and then, and one at the end."""
 
