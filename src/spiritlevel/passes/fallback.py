@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.data import map_tensors, slice_batch
+from spiritlevel.data import map_tensors, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.problem import Batch, Problem
 
@@ -47,15 +47,11 @@ class Fallback:
 
     def _vectorised(self, content: Any, columns: Tensor) -> dict[str, Tensor]:
         parameters = {name: self.problem.chosen_parameters[name].detach() for name in self.names}
-        is_mapping = isinstance(content, Mapping)
-        keys = list(content) if is_mapping else range(len(content))
-        mapped = [key for key in keys if isinstance(content[key], Tensor) and content[key].ndim]
-        tensors = [content[key] for key in mapped]
+        tensors = [tensor for tensor in tensors_of(content) if tensor.ndim]
 
         def one(column: Tensor, *values: Tensor) -> dict[str, Tensor]:
-            filled = dict(zip(mapped, (value[None] for value in values)))
-            sample = {key: filled.get(key, content[key]) for key in keys}
-            again = sample if is_mapping else tuple(sample[key] for key in keys)
+            each = iter(values)
+            again = map_tensors(content, lambda tensor: next(each)[None] if tensor.ndim else tensor)
             _, pull, *_ = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
             return torch.func.vmap(lambda c: pull(c)[0])(column)
 
