@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spiritlevel.contents import Content, tensors_of
 from spiritlevel.errors import UsageError
-from spiritlevel.losses import CrossEntropy, SameToken, labels_of
+from spiritlevel.losses import CallableLoss, CrossEntropy, SameToken, labels_of
 from spiritlevel.losses.base import LABEL_KEYS
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 # How Hugging Face names the classes whose outputs are scores of the next token.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+
+
+def ask_for_labels(problem: Problem, content: Content) -> None:
+    """Refuse a batch whose labels a named loss cannot tell from its inputs, before the model is called with these."""
+    if not isinstance(problem.loss, CallableLoss):
+        labels_of(content)
 
 
 def ask_which_token(problem: Problem, content: Content, outputs: Tensor) -> None:

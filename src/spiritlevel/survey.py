@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.choices import ask_which_token, choices_taken
+from spiritlevel.choices import ask_for_labels, ask_which_token, choices_taken
 from spiritlevel.data import Content, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.fingerprints import Fingerprint
@@ -143,6 +143,7 @@ class Surveyor:
 def checked_outputs(problem: Problem, batch: Batch) -> Tensor:
     """Return the model's outputs on a batch, or say why there are none to be measured."""
     try:
+        ask_for_labels(problem, batch.content)
         outputs = problem.outputs(batch.content)
     except SpiritlevelError:
         raise
