@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spiritlevel.contents import Content, tensors_of
 from spiritlevel.errors import UsageError
+from spiritlevel.input_first import stored
 from spiritlevel.losses import CallableLoss, CrossEntropy, SameToken, labels_of
 from spiritlevel.losses.base import LABEL_KEYS
 
@@ -95,5 +96,24 @@ def choices_taken(problem: Problem, content: Content) -> list[str]:
                     f"A batch has {entries} entries, of which the model is given the first; the loss reads what it "
                     "wants of the others."
                 )
-    taken = problem.output_taken
-    return said + ([taken] if taken else [])
+    return said + _matrices_in_words(problem) + ([problem.output_taken] if problem.output_taken else [])
+
+
+def _matrices_in_words(problem: Problem) -> list[str]:
+    """Say how weights of modules of the model's own are read, where trying these did not show which way round."""
+    open_ones = [
+        full
+        for layer in problem.layers.values()
+        if not stored(layer.module) and not _made_of_torchs(layer.module)
+        for full in layer.parameters.values()
+        if problem.chosen_parameters[full].ndim > 1
+    ]
+    if not open_ones:
+        return []
+    names = ", ".join(open_ones[:3]) + (", …" if len(open_ones) > 3 else "")
+    return [f"Read as matrices with a row for each entry of the first dimension, as torch stores weights: {names}."]
+
+
+def _made_of_torchs(module: nn.Module) -> bool:
+    """Whether the module is a torch layer with something of its own."""
+    return any(base.__module__.startswith("torch.") for base in type(module).__mro__[:-1] if base is not nn.Module)
