@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from spiritlevel.errors import SpiritlevelError, UsageError
 
 Content = Any  # a tuple (inputs, labels, ...) or a dict of keywords and labels; tensors share their first dimension
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # for which torch has no arithmetic
 
 
 def count_of(content: Content) -> int:
@@ -115,7 +116,7 @@ def _holds_numbers(value: Any) -> bool:
 
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return _from_array(value)
+        value = _from_array(value)
     if isinstance(value, PackedSequence):
         raise UsageError(
             "a batch of the data holds a PackedSequence, in which samples do not lie apart; give padded tensors with "
@@ -129,7 +130,7 @@ def _as_tensor(value: Any) -> Any:
         kind = "nested" if value.is_nested else "quantized" if value.is_quantized else "sparse"
         what = {"nested": "x.to_padded_tensor(0.0)", "quantized": "x.dequantize()"}.get(kind, "x.to_dense()")
         raise UsageError(f"a tensor of the data is {kind}, and samples are read from plain tensors; pass {what}")
-    return value
+    return value.long() if value.dtype in _UNSIGNED else value
 
 
 def _from_array(array: np.ndarray) -> Tensor:
