@@ -116,11 +116,12 @@ def _wake_autograd(device: torch.device) -> None:
 class Problem:
     """The minimum to be measured: a network, the data and the loss that define it, and the parameters that may move.
 
-    ``data``: (x, y) tensors, a Dataset, a DataLoader (read in dataset order, nothing dropped), or re-iterable tuple or
-    dict batches.  ``loss``: a name in ``spiritlevel.losses``, a torch loss module, or a callable ``(outputs, batch) ->
-    losses`` of shape (B,) or (B, T), or ``(losses, weights)``.  ``samples``: None for all, or a number drawn once,
-    stratified by class.  ``parameters``: name patterns; by default those that require a gradient.  The model is never
-    moved or changed: another device or dtype, and half precision, are measured on a copy.
+    ``data``: (x, y) tensors, a Dataset, a DataLoader (what its sampler chooses, in dataset order, nothing dropped),
+    or re-iterable tuple or dict batches; several inputs as ((a, b), y). ``loss``: a name in ``spiritlevel.losses``,
+    a torch loss module, or a callable ``(outputs, batch) -> losses`` of shape (B,) or (B, T), or ``(losses,
+    weights)``. ``samples``: None for all, or a number drawn once, stratified by class. ``parameters``: name
+    patterns; by default those that require a gradient. The model is never moved or changed: another device or
+    dtype, and half precision, are measured on a copy.
     """
 
     def __init__(

@@ -59,24 +59,21 @@ def choice_of(loader: DataLoader) -> Choice:
         return _own_batches(loader.batch_sampler, total)
     else:
         sampler = by_batch  # batch_size=None: each key gives a whole batch
-    keys = _keys_of(sampler)
-    name = type(sampler).__name__
-    if keys == list(range(total or 0)):
-        note = ""
-        if name != "SequentialSampler" or dropping:
-            note = (
-                f"The DataLoader's order ({name}{dropping}) is not used: every sample of its dataset is read once, in "
-                "dataset order."
-            )
-        keys = None
-    else:
-        note = _choice_in_words(name, keys, total, f"in dataset order{', nothing dropped' if dropping else ''}")
+    chosen, name, note = _keys_of(sampler), type(sampler).__name__, ""
+    everything = chosen == list(range(total or 0))
+    if not everything:
+        note = _choice_in_words(name, chosen, total, f"in dataset order{', nothing dropped' if dropping else ''}")
         if type(sampler) is DistributedSampler:
-            note = _share_in_words(sampler, keys)
+            note = _share_in_words(sampler, chosen)
+    elif name != "SequentialSampler" or dropping:
+        note = (
+            f"The DataLoader's order ({name}{dropping}) is not used: every sample of its dataset is read once, in "
+            "dataset order."
+        )
     if loader.batch_sampler is None and type(by_batch) is BatchSampler:  # the dataset takes lists of indices
-        size, flat = by_batch.batch_size, list(range(total or 0)) if keys is None else keys
-        keys = [flat[start : start + size] for start in range(0, len(flat), size)]
-    return Choice(keys, note=note)
+        size = by_batch.batch_size
+        return Choice([chosen[start : start + size] for start in range(0, len(chosen), size)], note=note)
+    return Choice(None if everything else chosen, note=note)
 
 
 def _keys_of(sampler: Any) -> list[Any]:
