@@ -330,6 +330,36 @@ def test_an_audit_takes_nested_inputs() -> None:
         assert "hessian_trace" in str(audit)
 
 
+class Scaled(nn.Module):
+    """A parameter of no rule, so that gradients go the general way, below a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.head = nn.Parameter(torch.tensor([0.5, -2.0, 1.5])), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(x * self.free))
+
+
+@pytest.mark.parametrize("samples", [None, 7])
+def test_texts_are_cut_with_their_samples(samples: int | None) -> None:
+    torch.manual_seed(0)
+    model = Scaled().double()
+    x, _, y = two_inputs()
+    texts = [" ".join(map(repr, row)) for row in x.tolist()]
+
+    def read(net: nn.Module, batch: Any) -> Tensor:
+        return net(torch.tensor([[float(word) for word in text.split()] for text in batch[0]]).double())
+
+    names = ["loss", "hessian_trace"]
+    expected = sl.per_sample(Problem(model, (x.float().double(), y), samples=samples), names)
+    for size in (None, 4):
+        batches = [(texts, y)]
+        found = sl.per_sample(Problem(model, batches, forward=read, samples=samples, batch_size=size), names)
+        for key, values in expected.items():
+            torch.testing.assert_close(found[key], values, rtol=1e-9, atol=1e-12)
+
+
 # --- several outputs -----------------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ class Fallback:
         def one(column: Tensor, *values: Tensor) -> dict[str, Tensor]:
             each = iter(values)
             again = map_tensors(content, lambda tensor: next(each)[None] if tensor.ndim else tensor)
-            _, pull, *_ = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
+            _, pull, *_ = torch.func.vjp(lambda chosen: _alone_in(self.problem.outputs(again, chosen)), parameters)
             return torch.func.vmap(lambda c: pull(c)[0])(column)
 
         in_dims = (1, *([0] * len(tensors)))
@@ -84,3 +84,10 @@ class Fallback:
                 f"{tuple(shape)} in larger batches, so no sample stands alone; make it keep the batch dimension"
             )
         return outputs[0]
+
+
+def _alone_in(outputs: Tensor) -> Tensor:
+    """Return one sample's outputs; an entry that cannot be mapped, such as texts, would give those of a whole batch."""
+    if len(outputs) != 1:
+        raise ValueError(f"outputs of {len(outputs)} samples for one")
+    return outputs[0]
