@@ -93,7 +93,7 @@ def _keys_of(sampler: Any) -> list[Any]:
         raise _no_fixed_samples(
             "WeightedRandomSampler",
             "draws samples by their weights anew in each epoch",
-            "; weights belong into the loss, as class_weights or a function that returns (losses, weights)",
+            "; weights belong in the loss, as class_weights or a function that returns (losses, weights)",
         )
     if kind is SubsetRandomSampler:
         return _sorted(list(sampler.indices))
