@@ -581,6 +581,28 @@ def test_every_measure_of_a_weight_stored_inputs_first(make: Any, positions: boo
     assert_equal_reports(*pair_of_bodies(make, torch.relu, positions), "papers")
 
 
+@pytest.mark.parametrize("make", [Conv1D, Turned])
+def test_a_last_layer_stored_inputs_first_is_the_head(make: Any) -> None:
+    torch.manual_seed(0)
+    last = make(3, 5)
+    plain_last = nn.Linear(5, 3, bias=make is Conv1D)
+    with torch.no_grad():
+        for other, parameter in zip(last.parameters(), plain_last.parameters()):
+            other.copy_(parameter.T if parameter.ndim == 2 else parameter)
+    below = nn.Linear(4, 5)
+    turned, plain = (nn.Sequential(below, nn.ReLU(), head).double() for head in (last, plain_last))
+    x, y = body_data()
+    names = ["feature_robustness", "aceht", "kappa_last", "kappa_tau_last", "relative_flatness"]
+    found, expected = (
+        sl.measure(Problem(model, (x[:, 0], y)), names, settings={"aceht.feature": "penultimate"})
+        for model in (turned, plain)
+    )
+    for name in names:
+        assert expected[name].ok
+        assert found[name].value == pytest.approx(expected[name].value, rel=1e-2 if "robust" in name else 1e-9), name
+    assert found["feature_robustness"].details["layer"] == "2"
+
+
 def test_rows_of_a_conv1d_under_a_smooth_activation() -> None:
     turned, plain = pair_of_bodies(Conv1D, F.gelu, True)
     names = ["rho_sum", "relative_flatness"]

@@ -91,7 +91,7 @@ def forward_statistics(problem: Problem) -> OutputStats:
         losses=survey.losses,
         correct=survey.correct,
         head=head,
-        head_has_bias=module is None or module.bias is not None,
+        head_has_bias=module is None or getattr(module, "bias", None) is not None,
         **joined,
     )
 
