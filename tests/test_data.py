@@ -273,15 +273,58 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "empty_dataset": (lambda: TensorDataset(torch.zeros(0, 3), torch.zeros(0).long()), "the data is empty"),
     "uneven": (lambda: (torch.zeros(3, 3), torch.zeros(4).long()), "different first dimensions"),
     "batch_of_text": (lambda: ["a", "b"], "a batch of type str is not understood"),
+    "meta_inputs": (lambda: (arrays()[0].to("meta"), arrays()[1]), "on the meta device, which holds no numbers"),
+    "meta_labels": (lambda: [(arrays()[0], arrays()[1].to("meta"))], "on the meta device, which holds no numbers"),
+    "sparse_inputs": (lambda: (arrays()[0].to_sparse(), arrays()[1]), r"is sparse, .*x\.to_dense\(\)"),
+    "sparse_in_a_dict": (lambda: {"x": arrays()[0].to_sparse(), "y": arrays()[1]}, "is sparse"),
+    "sparse_items": (lambda: DataLoader(Sparse(), batch_size=None), "is sparse"),
+    "nested_tensor": (lambda: {"x": ragged(), "y": arrays()[1]}, "is nested"),
+    "packed": (lambda: [(packed(), arrays()[1])], "PackedSequence, in which samples do not lie apart"),
+    "texts_in_an_array": (lambda: (np.array(["a"] * COUNT), arrays()[1]), "array of type <U1"),
+    "failing_item": (lambda: Failing(), "could not be read beyond 2 batches: KeyError: 9"),
+    "failing_batches": (lambda: FailingBatches(), "could not be read beyond 1 batches: ZeroDivisionError"),
 }
+
+
+def ragged() -> Tensor:
+    x, _ = arrays()
+    return torch.nested.nested_tensor(list(x), layout=torch.jagged)
+
+
+def packed() -> Any:
+    x, _ = arrays()
+    return nn.utils.rnn.pack_padded_sequence(x[:, :, None], torch.full((COUNT,), 3), batch_first=True)
+
+
+class Sparse(Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = arrays()
+        return x.to_sparse(), y
+
+
+class Failing(Items):
+    def __getitem__(self, index: int) -> Any:
+        if index == 9:
+            raise KeyError(9)
+        return super().__getitem__(index)
+
+
+class FailingBatches(Batches):
+    def __iter__(self) -> Iterator[Any]:
+        yield next(super().__iter__())
+        yield 1 / 0
 
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("samples", [None, 2])
 def test_unusable_data_is_refused_in_one_sentence(name: str, samples: int | None, model: nn.Module) -> None:
     make, message = REFUSED[name]
+    size = 4 if name == "failing_item" else None
     with pytest.raises(SpiritlevelError, match=message) as caught:
-        Problem(model, make(), samples=samples).survey  # noqa: B018
+        Problem(model, make(), samples=samples, batch_size=size).survey  # noqa: B018
     assert "\n" not in str(caught.value)
 
 

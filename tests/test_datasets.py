@@ -388,3 +388,21 @@ def test_every_set_that_is_there_agrees_with_its_declaration() -> None:
         assert (float(data.x.min()), float(data.x.max())) == (0.0, 1.0)
         assert data.y.unique().tolist() == list(range(spec.classes))
     assert found >= 1
+
+
+def test_a_damaged_npz_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    whole, file = tmp_path / "whole.npz", tmp_path / "damaged.npz"
+    np.savez_compressed(whole, x=np.random.default_rng(0).random((50, 3)), y=np.zeros(50, int))
+    content = whole.read_bytes()
+    damaged = [b"", b"P", content[:40], content[: len(content) // 2], content[:-1]]
+    # Within the packed numbers of x, and in how they are packed.
+    damaged += [content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :] for at in (78, 102, 126, 300)]
+    damaged += [content.replace(content[8:10], b"\x63\x00")]
+    for wrong in damaged:
+        file.write_bytes(wrong)
+        with pytest.raises(SpiritlevelError, match=r"damaged\.npz (is empty|cannot be read)") as caught:
+            datasets.from_npz(file)
+        assert "\n" not in str(caught.value)
+    np.savez(file, x=np.zeros((2, 3)), y=np.zeros((2, 0), int))
+    with pytest.raises(UsageError, match=r"y of shape \(2, 0\)"):
+        datasets.from_npz(file)

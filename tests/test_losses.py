@@ -277,7 +277,8 @@ def test_equal_losses_are_equal() -> None:
 def test_labels_from_dicts_and_lists() -> None:
     labels = torch.tensor([1, 0])
     assert sl.labels_of({"y": [1, 0], "x": 3}).tolist() == [1, 0]
-    assert sl.labels_of({"y": labels + 5, "label": labels}).tolist() == [1, 0]
+    with pytest.raises(UsageError, match="entries label and y, and each may be its labels"):
+        sl.labels_of({"y": labels + 5, "label": labels})
     assert sl.labels_of([None, labels, "extra"]) is labels
 
 

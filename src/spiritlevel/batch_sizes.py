@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spiritlevel.data import DEFAULT_BATCH_SIZE, count_of, map_tensors, slice_batch
+from spiritlevel.contents import count_of, map_tensors, slice_batch
+from spiritlevel.data import DEFAULT_BATCH_SIZE
 from spiritlevel.graph_size import saved_bytes
 
 if TYPE_CHECKING:

@@ -9,15 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from spiritlevel.contents import (
+    Content,
+    concatenate,
+    count_of,
+    pick_samples,
+    slice_batch,
+    tensors_of,
+    with_tensors,
+)
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import labels_of
 from spiritlevel.random_state import seeded
+from spiritlevel.samplers import Choice, choice_of
 
 # Small enough that a batch of a small network stays in a processor's cache, which is where the time goes.
 DEFAULT_BATCH_SIZE = 128
-Content = Any  # a tuple (inputs, labels, ...) or a dict of keywords and labels; tensors share their first dimension
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,7 @@ class Source:
     resized: Callable[[int], Iterator[Content]] | None = None  # in other batches, where nobody fixed them
     count: int | None = None  # of samples, for data in memory: two sweeps over it cannot differ
     every: Callable[[int], Source] | None = None  # of every so many samples, where they are in memory
+    pick: Callable[[list[int], int], Iterator[Content]] | None = None  # of some samples only, in batches of one size
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
     notes: tuple[str, ...] = ()
 
@@ -43,40 +53,7 @@ def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed:
     if samples is None:
         return source
     with seeded(seed):  # a random augmentation of the chosen samples follows from the seed too
-        return _choose(source, data, samples, seed, batch_size)
-
-
-def count_of(content: Content) -> int:
-    """Return the number of samples in a batch, refusing a batch whose tensors disagree about it."""
-    sizes = {len(tensor) for tensor in tensors_of(content) if tensor.ndim > 0}
-    if not sizes:
-        raise SpiritlevelError(
-            "a batch of the data holds no tensors; give batches (inputs, labels) or dicts of tensors"
-        )
-    if len(sizes) > 1:
-        raise SpiritlevelError(
-            f"the tensors of one batch have different first dimensions ({', '.join(map(str, sorted(sizes)))}); "
-            "inputs and labels need one entry a sample"
-        )
-    return sizes.pop()
-
-
-def tensors_of(content: Content) -> list[Tensor]:
-    """Return the tensors of a batch, in its own order."""
-    values = content.values() if isinstance(content, Mapping) else content
-    return [value for value in values if isinstance(value, Tensor)]
-
-
-def map_tensors(content: Content, function: Callable[[Tensor], Tensor]) -> Content:
-    """Return the batch with ``function`` applied to each tensor; everything else is passed on."""
-    if isinstance(content, Mapping):
-        return {key: function(value) if isinstance(value, Tensor) else value for key, value in content.items()}
-    return tuple(function(value) if isinstance(value, Tensor) else value for value in content)
-
-
-def slice_batch(content: Content, start: int, stop: int) -> Content:
-    """Return samples ``start`` to ``stop`` of a batch."""
-    return map_tensors(content, lambda tensor: tensor[start:stop] if tensor.ndim else tensor)
+        return _choose(source, samples, seed, batch_size)
 
 
 def _open(data: Any, batch_size: int | None) -> Source:
@@ -92,7 +69,7 @@ def _open(data: Any, batch_size: int | None) -> Source:
     if isinstance(data, Dataset) or (
         hasattr(data, "__getitem__") and isinstance(data, Sized) and not isinstance(data, (list, tuple, Mapping, str))
     ):
-        return _open_dataset(data, None, batch_size or DEFAULT_BATCH_SIZE, "dataset")
+        return _open_dataset(data, None, Choice(), batch_size or DEFAULT_BATCH_SIZE, "dataset")
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
         if iter(data) is data:
             raise UsageError(
@@ -110,8 +87,7 @@ def _in_memory(content: Content, form: str, batch_size: int | None) -> Source:
     """Return tensors that are all there, in batches of one size."""
 
     def every(step: int) -> Source:
-        chosen = map_tensors(content, lambda tensor: tensor[::step].contiguous() if tensor.ndim else tensor)
-        return _in_memory(chosen, form, batch_size)
+        return _in_memory(pick_samples(content, torch.arange(0, count_of(content), step)), form, batch_size)
 
     return Source(
         lambda: _slices(content, batch_size or DEFAULT_BATCH_SIZE),
@@ -129,19 +105,18 @@ def held(content: Content) -> Source:
 
 def _as_arrays(data: Any) -> Content | None:
     """Return in-memory tensors as one big batch, or None where the data is something else."""
-
-    def as_tensor(value: Any) -> Any:
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype != object else value
-
     if isinstance(data, Mapping):
-        content: Content = {key: as_tensor(value) for key, value in data.items()}
+        content = with_tensors(data)
         return content if tensors_of(content) else None
-    if isinstance(data, (tuple, list)) and len(data) >= 2:
-        converted = [as_tensor(value) for value in data]
-        # A list of two tensors is (x, y) too; a list of batches holds tuples or dicts.
-        if all(isinstance(value, Tensor) for value in converted):
-            return tuple(converted)
-    return None
+    # A list of two tensors is (x, y) too; a list of batches holds tuples or dicts.
+    if not isinstance(data, (tuple, list)) or len(data) < 2 or not any(map(_is_array, data)):
+        return None
+    content = tuple(with_tensors(list(data)))
+    return content if all(tensors_of(value) for value in content) else None
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype != object)
 
 
 def _slices(content: Content, size: int) -> Iterator[Content]:
@@ -149,13 +124,30 @@ def _slices(content: Content, size: int) -> Iterator[Content]:
         yield slice_batch(content, start, start + size)
 
 
-def _given_batches(data: Iterable[Any], batch_size: int | None) -> Iterator[Content]:
-    for batch in data:
-        content = _as_content(batch)
-        if batch_size is None or count_of(content) <= batch_size:
-            yield content
-        else:
-            yield from _slices(content, batch_size)
+def _given_batches(data: Iterable[Any], batch_size: int | None, expected: int | None = None) -> Iterator[Content]:
+    for content in _contents(data, expected):
+        yield from [content] if batch_size is None else _slices(content, batch_size)
+
+
+def _contents(batches: Iterable[Any], expected: int | None = None) -> Iterator[Content]:
+    """Yield the batches of one sweep; whatever stops it before its end is said in one sentence."""
+    read = 0
+    try:
+        for batch in batches:
+            read += 1
+            yield _as_content(batch)
+    except SpiritlevelError:
+        raise
+    except Exception as error:
+        words = str(error).splitlines()[0] if str(error) else "no message"
+        raise SpiritlevelError(
+            f"the data could not be read beyond {read:,} batches: {type(error).__name__}: {words}"
+        ) from error
+    if expected is not None and read < expected:  # to a loop over batches a StopIteration is their end
+        raise SpiritlevelError(
+            f"the data ended after {read:,} of {expected:,} batches, as if by a StopIteration from a next() in its "
+            "__getitem__ or collate_fn, and a part would have passed for the whole; let it give every sample it counts"
+        )
 
 
 def _as_content(batch: Any) -> Content:
@@ -165,9 +157,11 @@ def _as_content(batch: Any) -> Content:
     if isinstance(batch, Mapping):
         return dict(batch)
     if hasattr(batch, "items") and hasattr(batch, "keys"):  # Hugging Face's BatchEncoding
-        return dict(batch.items())
-    if isinstance(batch, (tuple, list)) and batch and any(isinstance(value, Tensor) for value in batch):
-        return tuple(batch)
+        return with_tensors(dict(batch.items()))
+    if isinstance(batch, (tuple, list)) and batch:
+        content = tuple(with_tensors(list(batch)))
+        if tensors_of(content):
+            return content
     raise SpiritlevelError(
         f"a batch of type {type(batch).__name__} is not understood; "
         "each batch must be (inputs, labels) or a dict of tensors"
@@ -176,61 +170,83 @@ def _as_content(batch: Any) -> Content:
 
 def _open_loader(loader: DataLoader, batch_size: int | None) -> Source:
     if isinstance(loader.dataset, IterableDataset):
-        return Source(lambda: _given_batches(loader, batch_size), "DataLoader over a stream, in its own order")
+        notes: tuple[str, ...] = ()
+        stream = loader
+        if loader.drop_last:
+            stream = _like(loader, loader.dataset, batch_size=loader.batch_size)
+            notes = ("The DataLoader's drop_last is not used: every sample of its stream is read.",)
+        return Source(
+            lambda: _given_batches(stream, batch_size), "DataLoader over a stream, in its own order", notes=notes
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:  # what it makes of its dataset only it can tell
+        return Source(lambda: _given_batches(loader, batch_size), "batches as given")
+    choice = choice_of(loader)
     if loader.batch_sampler is None:  # batch_size=None: each item of the dataset is a batch
-        again = _like(loader, loader.dataset, None)
-        return Source(lambda: _given_batches(again, batch_size), "DataLoader of whole batches")
+        again = _like(loader, loader.dataset, batch_size=None, sampler=choice.keys)
+        return Source(
+            lambda: _given_batches(again, batch_size, len(again)), "DataLoader of whole batches", notes=_said(choice)
+        )
     size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or DEFAULT_BATCH_SIZE
-    return _open_dataset(loader.dataset, loader, size, "DataLoader, read in dataset order")
+    if choice.batches is not None:
+        batches = _like(loader, loader.dataset, batch_sampler=choice.batches)
+        return Source(
+            lambda: _given_batches(batches, batch_size, len(batches)),
+            "DataLoader, in its own batches",
+            notes=_said(choice),
+        )
+    return _open_dataset(loader.dataset, loader, choice, size, "DataLoader, read in dataset order")
 
 
-def _open_dataset(dataset: Any, loader: DataLoader | None, size: int, form: str) -> Source:
-    if len(dataset) == 0:
+def _open_dataset(dataset: Any, loader: DataLoader | None, choice: Choice, size: int, form: str) -> Source:
+    keys = choice.keys
+    if (len(dataset) if keys is None else len(keys)) == 0:
         raise SpiritlevelError("the data is empty: there is no sample to measure on")
-    notes = []
-    if loader is not None:
-        sampler = type(loader.sampler).__name__
-        if sampler != "SequentialSampler" or loader.drop_last:
-            notes.append(
-                f"The DataLoader's order ({sampler}{', drop_last' if loader.drop_last else ''}) is not used: every "
-                "sample of its dataset is read once, in dataset order."
-            )
 
     def read() -> Iterator[Content]:
-        return map(_as_content, _like(loader, dataset, size))
+        batches = _like(loader, dataset, batch_size=size, sampler=keys)
+        return _contents(batches, len(batches))
 
-    return Source(read, form, notes=tuple(notes))
+    def pick(places: list[int], size: int) -> Iterator[Content]:
+        some = places if keys is None else [keys[place] for place in places]
+        batches = _like(loader, dataset, batch_size=size, sampler=some)
+        return _contents(batches, len(batches))
+
+    return Source(read, form, pick=pick, notes=_said(choice))
 
 
-def _like(loader: DataLoader | None, dataset: Any, batch_size: int | None) -> DataLoader:
-    """Return a loader that reads a dataset in order, as the given one would collate it."""
+def _said(choice: Choice) -> tuple[str, ...]:
+    return (choice.note,) if choice.note else ()
+
+
+def _like(loader: DataLoader | None, dataset: Any, **how: Any) -> DataLoader:
+    """Return a loader that reads a dataset as told, in order, and collates as the given one would."""
     return DataLoader(
         dataset,
-        batch_size=batch_size,
-        shuffle=False,
+        **how,
         num_workers=loader.num_workers if loader is not None else 0,
-        collate_fn=loader.collate_fn if loader is not None else None,
+        collate_fn=loader.collate_fn if loader is not None else _collate,
         worker_init_fn=loader.worker_init_fn if loader is not None else None,
         generator=torch.Generator().manual_seed(0),  # leaves the global random state alone
     )
 
 
-def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int | None) -> Source:
+def _collate(items: list[Any]) -> Any:
+    return default_collate([with_tensors(item) for item in items])
+
+
+def _choose(source: Source, samples: int, seed: int, batch_size: int | None) -> Source:
     """Draw ``samples`` once, stratified by class, and keep them: random augmentation becomes one fixed draw."""
-    size = batch_size or DEFAULT_BATCH_SIZE
-    labels = _all_labels(source)
+    labels, are_classes = _all_labels(source)
     total = len(labels)
     chosen = stratified_choice(labels, samples, seed)
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    by_index = source.form.startswith(("dataset", "DataLoader, read"))
-    if by_index:  # reads only the chosen items
-        loader = data if isinstance(data, DataLoader) else None
-        batches = list(_open_dataset(Subset(dataset, chosen.tolist()), loader, size, "").read())
+    if source.pick is not None:  # reads only the chosen items
+        batches = list(source.pick(chosen.tolist(), batch_size or DEFAULT_BATCH_SIZE))
     else:
         batches = list(_pick(source.read(), chosen))
-    kept = _concatenate(batches)
+    kept = concatenate(batches)
     note = (
-        f"Measured on {len(chosen):,} of {total:,} samples, drawn with seed {seed}, each class in its own proportion."
+        f"Measured on {len(chosen):,} of {total:,} samples, drawn with seed {seed}"
+        f"{', each class in its own proportion' if are_classes else ''}."
         if len(chosen) < total
         else f"samples={samples} asks for all {total:,} samples there are."
     )
@@ -241,19 +257,22 @@ def _choose(source: Source, data: Any, samples: int, seed: int, batch_size: int 
     return replace(_in_memory(kept, source.form, batch_size), drawn_from=total, notes=(*source.notes, note))
 
 
-def _all_labels(source: Source) -> np.ndarray:
+def _all_labels(source: Source) -> tuple[np.ndarray, bool]:
     """Return one class label a sample, or zeros where the labels are no classes (then the draw is plain)."""
     parts: list[np.ndarray] = []
+    are_classes = True
     for content in source.read():
+        count = count_of(content)
         try:
             labels = labels_of(content)
         except UsageError:  # a loss of the user's own may need no labels
             labels = torch.zeros(0)
-        one_class = labels.ndim == 1 and len(labels) == count_of(content) and not labels.is_floating_point()
-        parts.append(labels.cpu().numpy() if one_class else np.zeros(count_of(content), dtype=np.int64))
+        one_class = labels.ndim == 1 and len(labels) == count and not labels.is_floating_point()
+        are_classes &= one_class
+        parts.append(labels.cpu().numpy() if one_class else np.zeros(count, dtype=np.int64))
     if not parts:
         raise SpiritlevelError("the data is empty: there is no sample to measure on")
-    return np.concatenate(parts)
+    return np.concatenate(parts), are_classes
 
 
 def stratified_choice(labels: np.ndarray, samples: int, seed: int) -> np.ndarray:
@@ -279,24 +298,4 @@ def _pick(batches: Iterator[Content], chosen: np.ndarray) -> Iterator[Content]:
         local = torch.from_numpy(chosen[(chosen >= start) & (chosen < start + count)] - start)
         start += count
         if len(local):
-            yield map_tensors(content, lambda tensor, local=local: tensor[local.to(tensor.device)])  # type: ignore[misc]
-
-
-def _concatenate(batches: list[Content]) -> Content | None:
-    first = batches[0]
-    if isinstance(first, Mapping):
-        keys = list(first)
-        if any(list(batch) != keys or len(tensors_of(batch)) != len(keys) for batch in batches):
-            return None
-        joined = [_join([batch[key] for batch in batches]) for key in keys]
-        return None if any(tensor is None for tensor in joined) else dict(zip(keys, joined))
-    if any(len(batch) != len(first) or len(tensors_of(batch)) != len(batch) for batch in batches):
-        return None
-    joined = [_join([batch[i] for batch in batches]) for i in range(len(first))]
-    return None if any(tensor is None for tensor in joined) else tuple(joined)
-
-
-def _join(tensors: list[Tensor]) -> Tensor | None:
-    if len({tensor.shape[1:] for tensor in tensors}) > 1:
-        return None
-    return torch.cat(tensors)
+            yield pick_samples(content, local)

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.data import slice_batch
+from spiritlevel.contents import slice_batch
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.losses.base import LABEL_KEYS
-from spiritlevel.problem import Forward, Problem, default_forward
+from spiritlevel.problem import Forward, Problem, arguments_of, default_forward
 from spiritlevel.symmetries import (
     Symmetries,
     find,
@@ -49,9 +48,8 @@ class Equivalents:
         first = slice_batch(content, 0, EXAMPLE_SAMPLES)
         if self._wrapped:
             return (first,)
-        if isinstance(first, Mapping):
-            return {key: value for key, value in first.items() if key not in LABEL_KEYS}
-        return (first[0],)
+        arguments, keywords = arguments_of(first)
+        return keywords or arguments
 
     @cached_property
     def network(self) -> nn.Module:

@@ -41,6 +41,8 @@ class Fingerprint:
 
 def _numbers(tensor: Tensor) -> Tensor:
     """Return one whole number a sample."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     # A float32 and a float64 reading of the same data are the same data.
     bits = tensor.float().contiguous().view(torch.int32) if tensor.is_floating_point() else tensor.long()
     bits = bits.reshape(len(bits), -1) if bits.ndim else bits.reshape(1, 1)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spiritlevel.input_first import is_input_first
 from spiritlevel.weight_matrices import WeightView, as_matrix
 
 # --- each sample's gradients, in the three forms layers give them --------------------------------------------------
@@ -447,4 +448,8 @@ def rule_of(module: nn.Module) -> Rule | None:
         return _RULES[type(module)]
     if type(module).__name__ == "NonDynamicallyQuantizableLinear":
         return _linear
+    if is_input_first(module):
+        from spiritlevel.input_first_gradients import input_first_rule
+
+        return input_first_rule
     return None

@@ -37,6 +37,11 @@ def open_model(
         )
     if any(isinstance(tensor, nn.parameter.UninitializedParameter) for tensor in tensors):
         raise SpiritlevelError("the model has lazy parameters that were never used; run it once on a batch first")
+    if any(tensor.is_meta for tensor in (*tensors, *model.buffers())):
+        raise SpiritlevelError(
+            "the model is on the meta device, which holds shapes and no numbers; build it on a device, or call "
+            "model.to_empty(device='cpu') and load its weights"
+        )
     wanted_dtype = _as_dtype(dtype)
     kinds = {tensor.dtype for tensor in tensors}
     if any(kind.is_complex for kind in kinds):
@@ -88,7 +93,13 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
 
 def choose_parameters(model: nn.Module, patterns: str | list[str] | tuple[str, ...] | None) -> dict[str, Tensor]:
     """Return the parameters that may move, by name; none of them may hold anything but finite numbers."""
-    chosen = _named(model, patterns)
+    named = _named(model, patterns)
+    chosen = {name: tensor for name, tensor in named.items() if tensor.numel()}  # the others have no direction to move
+    if not chosen:
+        raise SpiritlevelError(
+            f"every chosen parameter is empty ({', '.join(list(named)[:3])} of no entries), so there is nothing to "
+            "measure; choose others"
+        )
     _refuse_non_finite(chosen)
     return chosen
 

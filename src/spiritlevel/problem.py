@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.allocation import keep_freed_memory
-from spiritlevel.data import Content, Source, count_of, held, map_tensors, open_source, tensors_of
+from spiritlevel.choices import taken_in_words
+from spiritlevel.contents import Content, count_of, map_tensors, pick_samples, tensors_of
+from spiritlevel.data import Source, held, open_source
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.losses import Loss, resolve
 from spiritlevel.losses.base import LABEL_KEYS
@@ -66,27 +68,42 @@ class Forward(nn.Module):
         super().__init__()
         self.model = model
         self.forward_function = forward or default_forward
+        self.taken = ""  # which of several tensors the model returned is measured, in words
 
     def forward(self, content: Content) -> Tensor:
-        return _as_tensor(self.forward_function(self.model, content))
+        outputs = self.forward_function(self.model, content)
+        if not isinstance(outputs, Tensor):
+            self.taken = taken_in_words(outputs)
+        return _as_tensor(outputs)
 
 
 def default_forward(model: nn.Module, content: Content) -> Any:
     """Call the model on the first entry of a tuple, or on a dict's entries by name without the labels."""
+    arguments, keywords = arguments_of(content)
+    return model(*arguments, **keywords)
+
+
+def arguments_of(content: Content) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what the model is called with; several inputs stand in a tuple or a dict of their own: ((a, b), y)."""
     if isinstance(content, Mapping):
-        return model(**{key: value for key, value in content.items() if key not in LABEL_KEYS})
-    return model(content[0])
+        return (), {key: value for key, value in content.items() if key not in LABEL_KEYS}
+    first = content[0]
+    if isinstance(first, Mapping):
+        return (), dict(first)
+    return (tuple(first) if isinstance(first, (tuple, list)) and tensors_of(first) else (first,)), {}
 
 
 def _as_tensor(outputs: Any) -> Tensor:
-    """Return the model's outputs: a tensor, ``.logits``, the entry "logits", or the first element."""
+    """Return the model's outputs: a tensor, ``.logits``, the entry "logits", or the first of a tuple's tensors."""
     if isinstance(outputs, Tensor):
         return outputs
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
-        return outputs[0]
+    if isinstance(outputs, (tuple, list)) and outputs:
+        tensors = tensors_of(outputs)
+        if isinstance(outputs[0], Tensor) or len(tensors) == 1:
+            return tensors[0]
     raise SpiritlevelError(
         f"the model returned {type(outputs).__name__}, in which no output tensor was found; "
         "pass forward=lambda model, batch: ... that returns the tensor the loss is taken of"
@@ -103,11 +120,12 @@ def _wake_autograd(device: torch.device) -> None:
 class Problem:
     """The minimum to be measured: a network, the data and the loss that define it, and the parameters that may move.
 
-    ``data``: (x, y) tensors, a Dataset, a DataLoader (read in dataset order, nothing dropped), or re-iterable tuple or
-    dict batches.  ``loss``: a name in ``spiritlevel.losses``, a torch loss module, or a callable ``(outputs, batch) ->
-    losses`` of shape (B,) or (B, T), or ``(losses, weights)``.  ``samples``: None for all, or a number drawn once,
-    stratified by class.  ``parameters``: name patterns; by default those that require a gradient.  The model is never
-    moved or changed: another device or dtype, and half precision, are measured on a copy.
+    ``data``: (x, y) tensors, a Dataset, a DataLoader (what its sampler chooses, in dataset order, nothing dropped),
+    or re-iterable tuple or dict batches; several inputs as ((a, b), y). ``loss``: a name in ``spiritlevel.losses``,
+    a torch loss module, or a callable ``(outputs, batch) -> losses`` of shape (B,) or (B, T), or ``(losses,
+    weights)``. ``samples``: None for all, or a number drawn once, stratified by class. ``parameters``: name
+    patterns; by default those that require a gradient. The model is never moved or changed: another device or
+    dtype, and half precision, are measured on a copy.
     """
 
     def __init__(
@@ -191,7 +209,7 @@ class Problem:
             batch = next(iter(self.batches()))
             places = torch.linspace(0, batch.count - 1, min(count, batch.count), device="cpu").long()
             few = self.on_network(self.model)
-            few.source = held(map_tensors(batch.content, lambda t: t[places.to(t.device)] if t.ndim else t))
+            few.source = held(pick_samples(batch.content, places))
             few.progress = None
         few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
         return few
@@ -216,6 +234,11 @@ class Problem:
         """Keep a sentence for the report, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    @property
+    def output_taken(self) -> str:
+        """Which of several tensors the model returned is measured, in words; nothing where it returned one."""
+        return self._forward.taken
 
     # --- the parameters ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spiritlevel.data import Content, count_of, map_tensors
+from spiritlevel.contents import Content, count_of, pick_samples
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measuring import measure
@@ -36,7 +36,7 @@ def on_samples(problem: Problem, kept: Tensor) -> Problem:
             local = kept[start : start + count]
             start += count
             if bool(local.any()):
-                yield map_tensors(content, lambda t, local=local: t[local.to(t.device)] if t.ndim else t)  # type: ignore[misc]
+                yield pick_samples(content, local)
 
     part = problem.on_network(problem.model)
     part.source = replace(source, read=read, resized=None, count=None, every=None)

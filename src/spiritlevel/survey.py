@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.data import Content, slice_batch, tensors_of
+from spiritlevel.choices import ask_for_labels, ask_which_token, choices_taken
+from spiritlevel.contents import Content, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.fingerprints import Fingerprint
 from spiritlevel.joined import Joined
@@ -74,7 +75,13 @@ class Surveyor:
         """Take in one batch and its outputs; return the samples' weights in the mean loss."""
         problem, outputs = self.problem, outputs.detach()
         self._finite.add(torch.isfinite(outputs.reshape(batch.count, -1)).all(1))
-        losses, weights = problem.loss.per_sample(outputs, batch.content)
+        if batch.start == 0:
+            ask_which_token(problem, batch.content, outputs)
+            problem.notes += [text for text in choices_taken(problem, batch.content) if text not in problem.notes]
+        try:
+            losses, weights = problem.loss.per_sample(outputs, batch.content)
+        except UsageError as error:
+            raise UsageError(f"{error}{_what_was_taken(problem)}") from error
         if losses.shape != (batch.count,):
             raise UsageError(
                 f"the loss gave values of shape {tuple(losses.shape)} for a batch of {batch.count}; "
@@ -110,6 +117,7 @@ class Surveyor:
     def _look_twice(self, batch: Batch, outputs: Tensor) -> None:
         """Run the first batch again, whole and in part: neither may change what its samples give."""
         problem = self.problem
+        _refuse_not_finite_losses(self._first_losses)  # NaN never equals itself, which is nobody's shuffling
         again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
         if not _close(again, self._first_losses, problem.dtype):
             raise SpiritlevelError(problem.disagreement())
@@ -137,6 +145,7 @@ class Surveyor:
 def checked_outputs(problem: Problem, batch: Batch) -> Tensor:
     """Return the model's outputs on a batch, or say why there are none to be measured."""
     try:
+        ask_for_labels(problem, batch.content)
         outputs = problem.outputs(batch.content)
     except SpiritlevelError:
         raise
@@ -149,7 +158,7 @@ def checked_outputs(problem: Problem, batch: Batch) -> Tensor:
     if outputs.shape[:1] != (batch.count,):
         raise SpiritlevelError(
             f"the model gave outputs of shape {tuple(outputs.shape)} for a batch of {batch.count} samples; "
-            "their first dimension must be the samples"
+            f"their first dimension must be the samples{_what_was_taken(problem)}"
         )
     return outputs
 
@@ -188,12 +197,22 @@ def differ(alone: Tensor, together: Tensor) -> bool:
     return bool((alone - together).abs().max() > (1e-3 if together.dtype == torch.float32 else 1e-8) * scale)
 
 
-def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:
+def _what_was_taken(problem: Problem) -> str:
+    """Go on with the tensor that was taken of several the model returned, where a sentence ends with what is wrong."""
+    taken = problem.output_taken
+    return f"; {taken[0].lower()}{taken[1:].rstrip('.')}" if taken else ""
+
+
+def _refuse_not_finite_losses(losses: Tensor) -> None:
     if not bool(torch.isfinite(losses).all()):
         raise SpiritlevelError(
             f"the loss is not finite at sample {int((~torch.isfinite(losses)).nonzero()[0])}; "
             "look at that sample's input and label"
         )
+
+
+def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:
+    _refuse_not_finite_losses(losses)
     if float(weights.sum()) <= 0:
         raise SpiritlevelError(
             "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"

@@ -8,6 +8,12 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from spiritlevel.input_first import is_input_first
+
+
+def _inputs_stand_first(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or is_input_first(module)
+
 
 def matrix_shape(module: nn.Module, weight: Tensor) -> tuple[int, int, int, int]:
     """Return (groups, outputs, inputs, kernel positions) of a weight of two or more dimensions."""
@@ -17,7 +23,7 @@ def matrix_shape(module: nn.Module, weight: Tensor) -> tuple[int, int, int, int]
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         groups = module.groups
         return groups, weight.shape[1], weight.shape[0] // groups, math.prod(weight.shape[2:])
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+    if _inputs_stand_first(module):
         return 1, weight.shape[1], weight.shape[0], 1
     return 1, weight.shape[0], math.prod(weight.shape[1:]), 1
 
@@ -28,7 +34,7 @@ def as_matrix(module: nn.Module, tensor: Tensor, weight: Tensor) -> Tensor:
     groups, outputs, inputs, kernel = matrix_shape(module, weight)
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return tensor.reshape(*lead, groups, inputs, outputs, kernel).transpose(-3, -2)
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+    if _inputs_stand_first(module):
         return tensor.transpose(-1, -2).reshape(*lead, groups, outputs, inputs, kernel)
     return tensor.reshape(*lead, groups, outputs, inputs, kernel)
 
@@ -38,7 +44,7 @@ def from_matrix(module: nn.Module, matrix: Tensor, weight: Tensor) -> Tensor:
     lead = matrix.shape[:-4]
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return matrix.transpose(-3, -2).reshape(*lead, *weight.shape)
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+    if _inputs_stand_first(module):
         return matrix.reshape(*lead, weight.shape[1], weight.shape[0]).transpose(-1, -2)
     return matrix.reshape(*lead, *weight.shape)
 

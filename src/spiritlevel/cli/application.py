@@ -73,8 +73,8 @@ def measure_command(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="cross_entropy (default), binary_cross_entropy, mean_squared_error, normalized_cross_entropy or "
-            "next_token."
+            help="cross_entropy (default), binary_cross_entropy, mean_squared_error, normalized_cross_entropy, "
+            "next_token or same_token."
         ),
     ] = None,
     samples: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 
 from spiritlevel.datasets.labelled import LabelledData
 from spiritlevel.errors import SpiritlevelError, UsageError
+
+# What zipfile and NumPy raise for a file that is damaged, locked, packed in another way or no .npz at all.
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def from_npz(path: str | Path) -> LabelledData:
@@ -19,8 +23,10 @@ def from_npz(path: str | Path) -> LabelledData:
     (tokens). The shape of x is kept.
     """
     file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"There is no file {file}: give an .npz file with arrays x and y.")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             missing = [key for key in ("x", "y") if key not in arrays]
             if missing:
                 held = ", ".join(sorted(arrays)) or "nothing"
@@ -28,13 +34,13 @@ def from_npz(path: str | Path) -> LabelledData:
                     f"{file} has no array {missing[0]!r}, it holds {held}: save it with np.savez(F, x=…, y=…)."
                 )
             x, y = arrays["x"], arrays["y"]
-    except FileNotFoundError as error:
-        raise UsageError(f"There is no file {file}: give an .npz file with arrays x and y.") from error
     except UsageError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except EOFError as error:
+        raise SpiritlevelError(f"{file} is empty or cut short: save it again with np.savez(F, x=…, y=…).") from error
+    except _UNREADABLE as error:
         raise SpiritlevelError(f"{file} cannot be read as an .npz file of plain arrays ({error}).") from error
-    if x.ndim < 2 or len(x) != len(np.atleast_1d(y)) or len(x) == 0:
+    if x.ndim < 2 or len(x) != len(np.atleast_1d(y)) or x.size == 0 or y.size == 0:
         raise UsageError(
             f"{file} holds x of shape {x.shape} and y of shape {y.shape}: both need the same samples first."
         )

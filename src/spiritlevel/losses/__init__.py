@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import Batch, Factor, Loss, labels_of
-from .cross_entropy import CrossEntropy, NextToken
+from .cross_entropy import CrossEntropy, NextToken, SameToken
 from .custom import CallableLoss
 from .elementwise import BinaryCrossEntropy, MeanSquaredError
 from .normalized import NormalizedCrossEntropy
@@ -23,6 +23,7 @@ __all__ = [
     "MeanSquaredError",
     "NextToken",
     "NormalizedCrossEntropy",
+    "SameToken",
     "index_signs",
     "labels_of",
     "one_minus_softmax_margin_squared",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..contents import tensors_of
 from ..errors import UsageError
 
 Batch = Sequence[Any] | Mapping[str, Any]
@@ -69,22 +70,43 @@ class Loss(ABC):
 
 
 def labels_of(batch: Batch) -> Tensor:
-    """Labels of a batch: the second entry of a tuple, or the first of "labels", "label", "y" in a dict."""
+    """Labels of a batch: the second of two entries of a tuple, or the entry "labels", "label" or "y" of a dict."""
     if isinstance(batch, Mapping):
-        found = next((batch[key] for key in LABEL_KEYS if key in batch), None)
-        if found is None:
+        keys = [key for key in LABEL_KEYS if key in batch]
+        if not keys:
             raise UsageError(
                 f"The batch has the keys {sorted(map(str, batch))} and no labels: name them one of "
                 f"{', '.join(LABEL_KEYS)}, or pass a loss that is a function of (outputs, batch)."
             )
+        if len(keys) > 1:
+            raise UsageError(
+                f"The batch has the entries {' and '.join(keys)}, and each may be its labels: keep the one that is, "
+                "or pass a loss that is a function of (outputs, batch)."
+            )
+        found = batch[keys[0]]
     elif isinstance(batch, Tensor) or not isinstance(batch, Sequence) or len(batch) < 2:
         raise UsageError(
             f"The batch is a {type(batch).__name__} without a second entry, where the labels are expected: "
             "pass (inputs, labels), a dict with labels, or a loss that is a function of (outputs, batch)."
         )
     else:
+        holding = [value for value in batch if any(tensor.ndim for tensor in tensors_of(value))]
+        if len(holding) > 2:
+            raise UsageError(
+                f"The batch has {len(holding)} entries of tensors, and nothing says which are the labels: pass "
+                "((inputs, ...), labels) or a dict with labels, or both forward, a function of (model, batch), and a "
+                "loss that is a function of (outputs, batch)."
+            )
         found = batch[1]
-    return found if isinstance(found, Tensor) else torch.as_tensor(found)
+    if isinstance(found, Tensor):
+        return found
+    try:
+        return torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"The labels are a {type(found).__name__} that is no tensor: pass (inputs, labels) with labels as a "
+            "tensor, or a loss that is a function of (outputs, batch)."
+        ) from error
 
 
 def draw_count(draws: int | None, limit: int) -> int:

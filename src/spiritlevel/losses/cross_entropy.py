@@ -140,7 +140,15 @@ class CrossEntropy(Loss):
                 "for a single logit use the loss binary_cross_entropy."
             )
         if labels.is_floating_point():
-            if outputs.dim() != 2 or labels.shape != outputs.shape or bool((labels < 0).any()):
+            fits = outputs.dim() == 2 and labels.shape == outputs.shape
+            sound = torch.isfinite(labels) & (labels >= 0)
+            if not fits or not bool(sound.all()):
+                if fits and bool((~torch.isfinite(labels)).any()):
+                    sample = int((~torch.isfinite(labels)).any(1).nonzero()[0])
+                    raise UsageError(
+                        f"cross_entropy found a label that is NaN or infinite at sample {sample} of the batch: labels "
+                        "that are no class indices must be probabilities."
+                    )
                 raise UsageError(
                     f"cross_entropy found labels of type {labels.dtype} and shape {tuple(labels.shape)} for outputs of "
                     f"shape {tuple(outputs.shape)}: pass integer class indices, or probabilities of shape (B, C)."
@@ -223,6 +231,18 @@ class CrossEntropy(Loss):
         weights, scales = self._weights_and_scales(logits, labels)
         total = weights.sum(1, keepdim=True)
         return (scales / total.where(total > 0, 1.0))[..., None]
+
+
+@dataclass(frozen=True)
+class SameToken(CrossEntropy):
+    """Cross-entropy of the outputs ``(B, T, C)`` at each position against the label ``(B, T)`` at the same one.
+
+    It is that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs
+    leave open is then decided.
+    """
+
+    name: str = field(default="same_token", init=False, repr=False)
+    class_axis: int | None = -1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UsageError, near_names
 from .base import Loss
-from .cross_entropy import CrossEntropy, NextToken
+from .cross_entropy import CrossEntropy, NextToken, SameToken
 from .custom import CallableLoss
 from .elementwise import BinaryCrossEntropy, MeanSquaredError
 from .normalized import NormalizedCrossEntropy
@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "mean_squared_error": "squared error, averaged over a sample's outputs; labels of the shape of the outputs",
     "normalized_cross_entropy": "cross-entropy of standardised logits (Tsuzuku et al. 2019, eq. 20)",
     "next_token": "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T)",
+    "same_token": "cross-entropy of logits (B, T, C) against the label (B, T) at the same position",
 }
 ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "mse": "mean_squared_error"}
 
@@ -30,6 +31,7 @@ _MAKERS: dict[str, Callable[[], Loss]] = {
     "mean_squared_error": MeanSquaredError,
     "normalized_cross_entropy": NormalizedCrossEntropy,
     "next_token": NextToken,
+    "same_token": SameToken,
 }
 _FUNCTIONS: dict[Any, str] = {
     F.cross_entropy: "cross_entropy",

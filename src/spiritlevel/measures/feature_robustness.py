@@ -6,15 +6,16 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spiritlevel.errors import UsageError, near_names
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.input_first import is_input_first
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.operators import LayerBlock
-from spiritlevel.passes.head import HeadLoss
+from spiritlevel.passes.head import HeadLoss, is_linear
 from spiritlevel.passes.perturbed import Perturbed
 from spiritlevel.passes.recording import Recorder
 from spiritlevel.problem import Problem
@@ -120,9 +121,9 @@ def _named_layer(problem: Problem, layer: str) -> str:
 def _unsuited(problem: Problem, name: str) -> str:
     """Say why replacing this weight would not move the features alone, or nothing."""
     layer = problem.layers.get(name)
-    if layer is None or not isinstance(layer.module, nn.Linear):
+    if layer is None or not is_linear(layer.module):
         return "its weight does not multiply one feature vector"
-    own = layer.module.weight
+    own = problem.chosen_parameters[problem.weights[name]]
     owners = sum(
         value is own
         for module in problem.model.modules()
@@ -136,20 +137,27 @@ class _Moves:
 
     def __init__(self, problem: Problem, elsewhere: Perturbed | HeadLoss, parameter: str, delta: float) -> None:
         self.elsewhere, self.parameter, self.delta = elsewhere, parameter, delta
-        self.weight = problem.chosen_parameters[parameter].detach().double()  # (outputs, m)
+        self.stored = problem.chosen_parameters[parameter].detach().double()
+        self.turned = is_input_first(problem.model.get_submodule(parameter.rpartition(".")[0]))
+        self.weight = self.matrix(self.stored)  # (outputs, m)
         _, self.triangle = torch.linalg.qr(self.weight.T)  # (r, outputs)
-        (self.loss,), (gradient,) = elsewhere.losses_and_gradients([{parameter: self.weight}])
-        self.first = delta * self.triangle @ gradient[parameter]  # slope in C at C = 0
+        (self.loss,), (gradient,) = elsewhere.losses_and_gradients([{parameter: self.stored}])
+        self.first = delta * self.triangle @ self.matrix(gradient[parameter])  # slope in C at C = 0
+
+    def matrix(self, stored: Tensor) -> Tensor:
+        """Return a tensor in the parameter's layout as (outputs, m), and one of those as it is stored."""
+        return stored.T if self.turned else stored
 
     def _sets(self, moves: list[Tensor]) -> list[dict[str, Tensor]]:
-        return [{self.parameter: self.weight + self.delta * self.triangle.T @ move} for move in moves]
+        changed = (self.weight + self.delta * self.triangle.T @ move for move in moves)
+        return [{self.parameter: self.matrix(weight)} for weight in changed]
 
     def rises(self, moves: list[Tensor]) -> Tensor:
         return self.elsewhere.rise(self._sets(moves))
 
     def rises_and_slopes(self, moves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         losses, gradients = self.elsewhere.losses_and_gradients(self._sets(moves))
-        return losses - self.loss, [self.delta * self.triangle @ g[self.parameter] for g in gradients]
+        return losses - self.loss, [self.delta * self.triangle @ self.matrix(g[self.parameter]) for g in gradients]
 
     def haar(self, *key: int) -> Tensor:
         """Draw QᵀA for A from the uniform distribution of orthogonal matrices: rows uniform among orthonormal ones."""
@@ -197,7 +205,7 @@ def _bound(problem: Problem, moves: _Moves, seed: int) -> tuple[dict[str, Any], 
     first = float(torch.linalg.matrix_norm(moves.first, "nuc"))
     top = max(0.0, float(pairs.values[0] + pairs.residuals[0]))
     second = moves.delta**2 / 2 * float(moves.weight.square().sum()) * top
-    sharpest = moves.triangle @ pairs.vectors[:, 0].reshape(moves.weight.shape).to(moves.triangle)
+    sharpest = moves.triangle @ moves.matrix(pairs.vectors[:, 0].reshape(moves.stored.shape)).to(moves.triangle)
     parts = {
         "bound": first + second,
         "bound_first_order": first,

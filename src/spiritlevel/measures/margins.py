@@ -22,7 +22,7 @@ STATISTICS = ("median", "mean", "p10")
 NO_CLASSES = "the labels are no classes: margins need outputs (samples, classes) and one whole-number label a sample"
 NO_SOFTMAX = "the outputs are no class scores, of which a softmax could be taken"
 NO_SAMPLE = "no sample has both a label that is a class and a weight in the loss"
-NO_INPUT = "the samples have no floating-point input whose norm could be taken"
+NO_INPUT = "the samples have no floating-point input, or several, and the norm of one is meant"
 
 
 @declare(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.data import Content, map_tensors
+from spiritlevel.contents import Content, map_tensors
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.convolutions import LinearConvolutions
 from spiritlevel.operators.pieces import LinearPieces

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from spiritlevel.data import slice_batch
+from spiritlevel.contents import slice_batch
 from spiritlevel.errors import UsageError
 from spiritlevel.operators.batch_products import BatchProducts, ForwardOverReverse, RetainedGraph, hessian_by_forward
 from spiritlevel.operators.differences import Differences

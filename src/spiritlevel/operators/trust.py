@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from spiritlevel.data import Content
+from spiritlevel.contents import Content
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.data import map_tensors, slice_batch
+from spiritlevel.contents import map_tensors, slice_batch, tensors_of
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.problem import Batch, Problem
 from spiritlevel.survey import differ
@@ -61,16 +61,14 @@ class Fallback:
 
     def _vectorised(self, content: Any, columns: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         parameters = {name: self.problem.chosen_parameters[name].detach() for name in self.names}
-        is_mapping = isinstance(content, Mapping)
-        keys = list(content) if is_mapping else range(len(content))
-        mapped = [key for key in keys if isinstance(content[key], Tensor) and content[key].ndim]
-        tensors = [content[key] for key in mapped]
+        tensors = [tensor for tensor in tensors_of(content) if tensor.ndim]
 
         def one(column: Tensor, *values: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-            filled = dict(zip(mapped, (value[None] for value in values)))
-            sample = {key: filled.get(key, content[key]) for key in keys}
-            again = sample if is_mapping else tuple(sample[key] for key in keys)
-            outputs, pull, *_ = torch.func.vjp(lambda chosen: self.problem.outputs(again, chosen)[0], parameters)
+            each = iter(values)
+            again = map_tensors(content, lambda tensor: next(each)[None] if tensor.ndim else tensor)
+            outputs, pull, *_ = torch.func.vjp(
+                lambda chosen: _alone_in(self.problem.outputs(again, chosen)), parameters
+            )
             return torch.func.vmap(lambda c: pull(c)[0])(column), outputs
 
         in_dims = (1, *([0] * len(tensors)))
@@ -146,3 +144,10 @@ def same_gradients(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     tolerance = 1e-4 if pairs[0][1].dtype == torch.float32 else 1e-10
     near = [(a - b).abs().max() <= tolerance * (b.abs().max() + floor) for a, b in pairs]
     return bool(torch.stack(near).all())
+
+
+def _alone_in(outputs: Tensor) -> Tensor:
+    """Return one sample's outputs; an entry that cannot be mapped, such as texts, would give those of a whole batch."""
+    if len(outputs) != 1:
+        raise ValueError(f"outputs of {len(outputs)} samples for one")
+    return outputs[0]

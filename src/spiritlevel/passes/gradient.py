@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spiritlevel.data import slice_batch
+from spiritlevel.contents import slice_batch
 from spiritlevel.layers import SampleGradients
 from spiritlevel.problem import Batch, Problem
 

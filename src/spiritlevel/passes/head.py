@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.data import Content, map_tensors
+from spiritlevel.contents import Content, map_tensors
+from spiritlevel.input_first import is_input_first
 from spiritlevel.problem import Batch, Problem
 
 # Inputs of the last layer are kept up to this many numbers.
@@ -22,7 +23,7 @@ KEPT_INPUTS = 20_000_000
 class _LinearCalls:
     """Records, while entered, the inputs and outputs of linear layers that give tensors of the outputs' shape."""
 
-    def __init__(self, modules: Mapping[str, nn.Linear], shape: tuple[int, ...]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], shape: tuple[int, ...]) -> None:
         self.modules, self.shape = modules, shape
         self.calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
@@ -48,7 +49,12 @@ class _LinearCalls:
         return calls[0][0] if len(calls) == 1 and torch.equal(calls[0][1], outputs) else None
 
 
-def _run_watched(problem: Problem, batch: Batch, modules: Mapping[str, nn.Linear]) -> tuple[Tensor, _LinearCalls]:
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, torch's own or one that stores its weight the other way round."""
+    return isinstance(module, nn.Linear) or is_input_first(module)
+
+
+def _run_watched(problem: Problem, batch: Batch, modules: Mapping[str, nn.Module]) -> tuple[Tensor, _LinearCalls]:
     with _LinearCalls(modules, (batch.count, *problem.survey.output_shape)) as watched:
         outputs = problem.outputs(batch.content)
     return outputs, watched
@@ -56,7 +62,7 @@ def _run_watched(problem: Problem, batch: Batch, modules: Mapping[str, nn.Linear
 
 def find_head(problem: Problem, batch: Batch) -> str | None:
     """Return the linear layer whose output, of one vector a sample, is the network's output on this batch."""
-    linear = {name: module for name, module in problem.model.named_modules() if isinstance(module, nn.Linear)}
+    linear = {name: module for name, module in problem.model.named_modules() if is_linear(module)}
     if not linear or len(problem.survey.output_shape) != 1:
         return None
     outputs, watched = _run_watched(problem, batch, linear)
@@ -66,7 +72,6 @@ def find_head(problem: Problem, batch: Batch) -> str | None:
 def head_inputs(problem: Problem, head: str) -> Iterator[Tensor | None]:
     """Sweep the data and yield the head's inputs (B, m) batch by batch; None where it is no head after all."""
     module = problem.model.get_submodule(head)
-    assert isinstance(module, nn.Linear)
     with problem.session(), torch.no_grad():
         for batch in problem.batches("inputs of the last layer"):
             outputs, watched = _run_watched(problem, batch, {head: module})

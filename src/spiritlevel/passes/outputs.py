@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from spiritlevel.data import Content
+from spiritlevel.contents import Content, tensors_of
 from spiritlevel.errors import UsageError
 from spiritlevel.joined import Joined
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
@@ -38,7 +38,7 @@ class OutputStats:
     softmax_margin: Tensor | None  # the same of the probabilities
     impurity: Tensor | None  # 1 - ‖p‖²
     one_minus_margin_squared: Tensor | None  # 1 - (softmax margin)²
-    input_norm_squared: Tensor | None  # of the sample's first floating-point input
+    input_norm_squared: Tensor | None  # of the sample's floating-point input, where there is one
     head: str | None  # the linear layer whose output is the network's
     head_has_bias: bool  # False only for a head that was found and has none
 
@@ -91,7 +91,7 @@ def forward_statistics(problem: Problem) -> OutputStats:
         losses=survey.losses,
         correct=survey.correct,
         head=head,
-        head_has_bias=module is None or module.bias is not None,
+        head_has_bias=module is None or getattr(module, "bias", None) is not None,
         **joined,
     )
 
@@ -100,7 +100,7 @@ def _numbers(problem: Problem, outputs: Tensor, content: Content) -> dict[str, T
     found: dict[str, Tensor | None] = dict.fromkeys(
         ("labels", "output_margin", "softmax_margin", "one_minus_margin_squared", "impurity", "input_norm_squared")
     )
-    inputs = _first_floating_input(content)
+    inputs = _floating_input(content)
     if inputs is not None:
         found["input_norm_squared"] = inputs.double().reshape(len(inputs), -1).square().sum(1).cpu()
     if outputs.ndim != 2 or outputs.shape[1] < 2:
@@ -149,9 +149,10 @@ def _labels(content: Content) -> Tensor | None:
         return None
 
 
-def _first_floating_input(content: Content) -> Tensor | None:
+def _floating_input(content: Content) -> Tensor | None:
     if isinstance(content, Mapping):
-        candidates = [value for key, value in content.items() if key not in LABEL_KEYS]
+        inputs = [value for key, value in content.items() if key not in LABEL_KEYS]
     else:
-        candidates = [value for position, value in enumerate(content) if position != 1]
-    return next((v for v in candidates if isinstance(v, Tensor) and v.is_floating_point() and v.ndim), None)
+        inputs = [content[0], *content[2:]]
+    floating = [tensor for tensor in tensors_of(inputs) if tensor.is_floating_point() and tensor.ndim]
+    return floating[0] if len(floating) == 1 else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from spiritlevel.data import Content, map_tensors
+from spiritlevel.contents import Content, map_tensors
 from spiritlevel.losses import CrossEntropy, NormalizedCrossEntropy
 from spiritlevel.operators.products import retained
 from spiritlevel.problem import Batch, Problem

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.batch_sizes import memory_share
-from spiritlevel.data import Content, slice_batch
+from spiritlevel.contents import Content, slice_batch
 from spiritlevel.layers import SampleGradients
 from spiritlevel.losses import Factor
 from spiritlevel.passes.fallback import Fallback

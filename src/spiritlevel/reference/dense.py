@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.data import map_tensors, slice_batch
+from spiritlevel.contents import count_of, map_tensors, slice_batch
 from spiritlevel.problem import Problem
 from spiritlevel.unfused import unfused
 
@@ -68,7 +67,7 @@ class Dense:
     @cached_property
     def samples(self) -> list[Any]:
         """Each sample as a batch of its own."""
-        return [slice_batch(content, i, i + 1) for content in self.batches for i in range(_length(content))]
+        return [slice_batch(content, i, i + 1) for content in self.batches for i in range(count_of(content))]
 
     def sample_loss(self, theta: Tensor, index: int) -> Tensor:
         """Return one sample's own loss at any parameters."""
@@ -154,8 +153,3 @@ class Dense:
     def tensor(self, name: str) -> Tensor:
         """Return one parameter in float64."""
         return self.theta[self.slices[name]].reshape(self.shapes[name])
-
-
-def _length(content: Any) -> int:
-    values = content.values() if isinstance(content, Mapping) else content
-    return next(len(value) for value in values if isinstance(value, Tensor) and value.ndim)
