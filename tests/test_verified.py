@@ -463,3 +463,76 @@ def test_a_forward_that_writes_to_its_weights_is_refused_and_undone(way: str) ->
     with pytest.raises(sl.SpiritlevelError, match=r"writes to its own parameters \(net\.0\.weight"):
         sl.measure(model, sorted_data(), "hessian_trace")
     assert torch.equal(model.net[0].weight, before)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_embeddings_give_the_numbers_of_dense_ones(kind: type[nn.Embedding] | type[nn.EmbeddingBag]) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = kind(7, 3, sparse=True), nn.Linear(3, CLASSES)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.table(x)
+            return self.head(found.mean(1) if found.ndim == 3 else found)
+
+    model = Words()
+    data = torch.randint(0, 7, (12, 4)), torch.randint(0, CLASSES, (12,))
+    found = sl.curvature(sl.Problem(model, data))
+    assert model.table.sparse
+    model.table.sparse = False
+    expected = sl.curvature(sl.Problem(model, data))
+    for name, diagonal in expected.diagonal.items():
+        torch.testing.assert_close(found.diagonal[name], diagonal, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("way", ["in place", "through data"])
+def test_a_model_that_writes_to_its_inputs_does_not_write_to_the_users(way: str) -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = plain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            (x if way == "in place" else x.data).mul_(1.5)
+            return self.net(x)
+
+    class Same(Writing):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(1.5 * x)
+
+    model, same, data = Writing(), Same(), sorted_data()
+    same.load_state_dict(model.state_dict())
+    before = data[0].clone()
+    report = right_or_refused(model, data, dense_hessian(same, *data), batch_size=16)
+    assert torch.equal(data[0], before)
+    assert report is not None
+
+
+def test_a_mapping_over_samples_that_torch_gets_wrong_is_not_used() -> None:
+    """torch's rule for PReLU under two nested maps gives gradients of another shape, which would be broadcast."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.slope, self.head = nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, CLASSES)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.slope(self.first(x.flip(0))).flip(0))
+
+    model, data = Turned(), sorted_data(8)
+    truth = dense_hessian(model, *data)
+    assert right_or_refused(model, data, truth) is not None
+    diagonal = torch.cat([part.reshape(-1) for part in sl.curvature(sl.Problem(model, data)).diagonal.values()])
+    torch.testing.assert_close(diagonal, truth.diagonal(), rtol=1e-9, atol=1e-12)
+
+
+def test_products_are_made_where_inference_mode_is_on() -> None:
+    model, data = plain(), sorted_data()
+    truth = dense_hessian(model, *data)
+    with torch.inference_mode():
+        vector = torch.ones(len(truth), dtype=torch.float64)
+        found = sl.Problem(model, data).hessian @ vector
+    torch.testing.assert_close(found, truth @ torch.ones(len(truth), dtype=torch.float64), rtol=1e-9, atol=1e-12)

@@ -34,11 +34,15 @@ class HeldModel:
         self._gradients_on = [(tensor, tensor.requires_grad) for tensor in parameters.values()]
         # Beside buffers, embeddings with max_norm are written to by their own forward.
         rewritten = list(self.model.buffers())
-        rewritten += [m.weight for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm]
+        embeddings = [module for module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+        rewritten += [module.weight for module in embeddings if module.max_norm]
+        self._sparse = [module for module in embeddings if module.sparse]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in rewritten]
         self._hooks = self._without_gradient_hooks(modules, parameters)
         for module in modules:
             module.training = self.training
+        for embedding in self._sparse:  # the same gradients in a form that can be added and differentiated again
+            embedding.sparse = False
         for tensor, _ in self._gradients_on:
             tensor.requires_grad_(id(tensor) in self._chosen)
         return self
@@ -50,6 +54,8 @@ class HeldModel:
             module.training = training
         for tensor, required in self._gradients_on:
             tensor.requires_grad_(required)
+        for embedding in self._sparse:
+            embedding.sparse = True
         put_back(self._buffers)
         for hooks, own in self._hooks:
             hooks.update(own)
