@@ -192,6 +192,19 @@ def test_a_signal_ends_a_command_with_its_code_and_gives_the_handlers_back(
     assert out == ""
 
 
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    from spiritlevel.cli.signals import watched
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with watched():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_that_user_code_swallows_stops_at_the_next_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from spiritlevel.cli import subject
 

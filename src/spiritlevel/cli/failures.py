@@ -100,13 +100,10 @@ def _say(message: str, code: int) -> int:
 def _flushed(code: int) -> int:
     """Return the exit code once everything is written, which only then is known."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _hushed()
-    except (OSError, ValueError) as error:
-        standard_output.hush()
-        reason = getattr(error, "strerror", None) or error
-        return _say(f"standard output could not be written: {reason}", code or FAILED)
+        with standard_output.writing():
+            sys.stdout.flush()
+    except (SpiritlevelError, ValueError) as error:
+        return _say(str(error), code or FAILED)
     return code
 
 

@@ -126,12 +126,16 @@ def _after_interruption(keeper: Keeper, stop: KeyboardInterrupt, request: Reques
         keeper.reports[label] = stop.report
         keeper.changed(label)
         _write_samples(label, stop.report, outputs)
+    also = ""
     if keeper.reports:
-        _deliver(keeper, request, outputs)
+        try:
+            _deliver(keeper, request, outputs)
+        except SpiritlevelError as error:  # the terminal may have gone with the signal
+            also = f" ({error})"
     if keeper.one:
-        return "interrupted"
+        return f"interrupted{also}"
     where = f" in {outputs.json}, and the same command measures the rest" if outputs.json not in (None, "-") else ""
-    return f"interrupted; {finished} of {len(keeper.labels)} networks are finished{where}"
+    return f"interrupted; {finished} of {len(keeper.labels)} networks are finished{where}{also}"
 
 
 def _show_plan(subject: Subject, networks: int) -> int:

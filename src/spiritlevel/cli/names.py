@@ -159,7 +159,7 @@ def _refuse_other_module(module: ModuleType, name: str, attribute: str) -> None:
     place = Path(*name.split("."))
     here = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
     found = getattr(module, "__file__", None)
-    if here and (found is None or not os.path.exists(found) or not os.path.samefile(found, here[0])):
+    if here and not (found and os.path.exists(found) and any(os.path.samefile(found, file) for file in here)):
         raise UsageError(
             f"{name} is a module of Python or of an installed package, and also {here[0]} here; "
             f"name the file itself, as {here[0]}:{attribute}"

@@ -37,7 +37,7 @@ def show_reports(
     from spiritlevel.page import loading
 
     wanted = [(option, path) for option, path in (("--csv", csv_file), ("--html", html)) if path not in (None, "-")]
-    check_outputs(wanted, [("the report", file) for file in files])  # type: ignore[arg-type]
+    check_outputs(wanted, [("the report", file) for file in files])
     check_page(html, learning_rate)
     results = [(file, result) for file in files for result in loading.load(file)]
     found = [(file, result) for file, result in results if isinstance(result, Report)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from spiritlevel.cleaning import for_terminal
-from spiritlevel.cli.standard_output import hush
+from spiritlevel.cli.standard_output import hush, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +23,13 @@ def console(stream: TextIO | None = None, pipe_width: int = PIPE_WIDTH) -> Conso
 
     class Door(RenderHook):
         def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-            return [Cleaned(each) for each in renderables]  # type: ignore[misc]
+            return [Cleaned(each) for each in renderables]
 
     class Screen(Console):
+        def print(self, *objects: Any, **settings: Any) -> None:
+            with writing():
+                super().print(*objects, **settings)
+
         def on_broken_pipe(self) -> None:  # rich would end the program
             self.quiet = True
             hush()
@@ -39,10 +43,8 @@ def console(stream: TextIO | None = None, pipe_width: int = PIPE_WIDTH) -> Conso
 
 def show(text: object) -> None:
     """Print lines of text to stdout; a reader that has gone, perhaps ``head``, has seen enough."""
-    try:
+    with writing():
         print(for_terminal(str(text), lines=True))
-    except BrokenPipeError:
-        hush()
 
 
 def note(text: str, quiet: bool = False) -> None:

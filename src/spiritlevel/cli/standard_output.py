@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
-from spiritlevel.errors import UsageError
+from spiritlevel.errors import SpiritlevelError, UsageError
 
 
 class _Taken:
@@ -58,13 +59,23 @@ def keep_for_result() -> None:
 
 
 def write_result(text: str) -> None:
-    """Write a result to standard output; a reader that has gone, perhaps ``head``, has seen enough."""
+    """Write a result to standard output."""
     stream = _TAKEN.result or sys.stdout
-    try:
+    with writing(stream):
         stream.write(text)
         stream.flush()
+
+
+@contextlib.contextmanager
+def writing(stream: TextIO | None = None) -> Iterator[None]:
+    """Write within: a reader that has gone, perhaps ``head``, has seen enough; a full disk is told in a sentence."""
+    try:
+        yield
     except BrokenPipeError:
         hush(stream)
+    except OSError as error:
+        hush(stream)
+        raise SpiritlevelError(f"standard output could not be written: {error.strerror or error}") from error
 
 
 def give_back() -> None:
