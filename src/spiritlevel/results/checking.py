@@ -96,6 +96,6 @@ def _joined(place: str, key: str) -> str:
 
 
 def _said(place: str, wanted: str, value: Any) -> str:
-    held = {dict: _NAMES["object"], list: _NAMES["array"]}.get(type(value))
-    shown = held or json.dumps(value)
+    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else ""
+    shown = _NAMES[kind] if kind else json.dumps(value)
     return f"{place or 'it'} must be {wanted}, not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
