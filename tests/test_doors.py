@@ -20,6 +20,7 @@ from spiritlevel.audits import Audit
 from spiritlevel.cleaning import for_csv, for_page, for_terminal
 from spiritlevel.cli import main
 from spiritlevel.comparison import compare
+from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results import Report
 
@@ -105,6 +106,12 @@ def test_nothing_acts_on_a_terminal(name: str) -> None:
     assert not ACTING.search(text), repr(ACTING.search(text))
     assert "\\x1b[31m" in "".join(text.split())
     assert "[red]" in text or "[red" in text  # markup is shown as it is
+
+
+def test_sentences_and_short_forms_are_cleaned_too() -> None:
+    assert str(SpiritlevelError("no tensor a\x1b[31m\u202e")) == "no tensor a\\x1b[31m\\u202e"
+    assert not ACTING.search(repr(hostile_report()))
+    assert not ACTING.search(repr(compare({f"a{HOSTILE}": hostile_report(), "b": hostile_report()})))
 
 
 def test_columns_stay_in_line_whatever_the_names() -> None:

@@ -119,7 +119,7 @@ class Comparison(Saved):
         return terminal.as_text(self.table())
 
     def __repr__(self) -> str:
-        return f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>"
+        return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
 
     def _tables(self) -> list[RenderableType]:
         from rich import box
@@ -132,8 +132,8 @@ class Comparison(Saved):
         state.add_column("", overflow="fold")
         for label in labels:
             state.add_column(Text(for_terminal(label)), justify="right", overflow="fold")
-        for words, cells in self._state():
-            state.add_row(words, *cells)
+        for name, numbers in self._state():
+            state.add_row(name, *numbers)
         table = Table(box=box.ROUNDED, header_style="bold")
         table.add_column("measure", overflow="fold")
         heads = [*labels, *(f"{label} ÷ {labels[0]} (95%)" for label in labels[1:])]
@@ -150,8 +150,8 @@ class Comparison(Saved):
                 for label, report in self.reports.items()
             ]
             ratios = [ratio_words(row.between(labels[0], label)) for label in labels[1:]]
-            words = (*values, *ratios, row.flattest or MISSING, row.holding.words)
-            table.add_row(title, *(Text(for_terminal(text)) for text in words))
+            cells = [*values, *ratios, row.flattest or MISSING, row.holding.words]
+            table.add_row(title, *(Text(for_terminal(cell)) for cell in cells))
         below = [*footnotes.lines(), *self._legend()]
         return [state, table, *(Text(line) for line in below)]
 
