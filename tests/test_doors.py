@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from page_material import made_report
+from page_material import made_report, made_spectrum
 from rich.console import Console
 
 from spiritlevel import nets
@@ -224,6 +224,13 @@ def test_two_names_that_are_spelt_alike_both_stay() -> None:
     assert list(found.reports) == ["a\\x1b", "a\\x1b'"]
     plain = page.of_reports({"a": made_report()})
     assert page.builder.cleaned_for_page(plain) is plain
+
+
+def test_a_name_in_an_image_is_no_formula(here: Path) -> None:
+    spectrum = made_spectrum()
+    spectrum.header["model"] = "a$\\frac{$b\x1b"
+    spectrum.figure("s.svg")
+    assert Path("s.svg").stat().st_size > 1000
 
 
 def test_the_piece_of_html_for_notebooks() -> None:

@@ -245,7 +245,7 @@ def test_only_what_is_missing_or_different_is_measured(run: Run, here: Path, tar
         _, _, err = run(*glob("--json", target, data=data))
         assert measured(err) == GLOB[:3]
         assert "kept" not in err
-        assert f"3 in {target} of other weights, data or settings will be replaced." in err
+        assert f"3 in {target}, unfinished or of other weights, data or settings, will be replaced." in err
 
 
 def test_data_that_changed_behind_the_same_name_is_measured_anew(run: Run, here: Path) -> None:
@@ -263,12 +263,13 @@ def test_data_that_changed_behind_the_same_name_is_measured_anew(run: Run, here:
     assert "1 of 3: e0.pt" in err
 
 
-def test_code_that_changed_is_measured_anew(run: Run, here: Path) -> None:
+def test_code_that_changed_is_measured_anew(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured() -> int:
         _, _, err = run("measure", "net.py:make", *GLOB[:2], *CHEAP, "--json", "all.json")
         return sum(" of 2: " in line for line in err.splitlines())
 
     source = """
+        import typer
         from spiritlevel import nets
         from stopping_helper import seed
         make = lambda: nets.build('digits_mlp', seed=seed)
@@ -280,6 +281,9 @@ def test_code_that_changed_is_measured_anew(run: Run, here: Path) -> None:
         assert measured() == 2
         assert measured() == 0
         (here / "stopping_helper.py").write_text("seed = 0  # and more\n", encoding="utf-8")
+        assert measured() == 2
+        assert measured() == 0
+        monkeypatch.setattr("typer.__version__", "another one of a package that the code imports")
         assert measured() == 2
     finally:
         sys.path[:] = path

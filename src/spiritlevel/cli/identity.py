@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
-from typing import Any
 
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
@@ -15,6 +16,8 @@ from spiritlevel.fingerprints import Fingerprint
 from spiritlevel.measuring import versions
 from spiritlevel.random_state import kept_random_state
 from spiritlevel.results.records import as_json
+
+_BUILDERS = {"timm": "timm", "hf": "transformers"}
 
 
 class Identity:
@@ -25,13 +28,14 @@ class Identity:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        model = subject.named.model
+        model, request = subject.named.model, subject.request
+        code = list(source_files([request.model or "", request.data or ""]))
         shared = {
-            "request": as_json(subject.request.record()),
-            "versions": {**versions(), **_extra_versions(subject.request.model or "")},
+            "request": as_json(request.record()),
+            "versions": {**_imported_versions(code, request.model or ""), **versions()},
             "network": re.sub(r" at 0x[0-9a-fA-F]+", "", str(model)),  # addresses differ from run to run
             "device": sorted({str(tensor.device) for tensor in model.parameters()}),
-            "code": [_digest(file) for file in source_files()],
+            "code": [_digest(file) for file in code],
         }
         self._shared = json.dumps(shared, sort_keys=True).encode("utf-8", "backslashreplace")
         self._fingerprint: str | None = None
@@ -73,14 +77,17 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _extra_versions(model: str) -> dict[str, Any]:
-    """Return the version of the package that builds a network by name."""
-    import importlib.metadata
-
-    package = {"timm": "timm", "hf": "transformers"}.get(model.partition(":")[0])
-    if package is None:
-        return {}
-    try:
-        return {package: importlib.metadata.version(package)}
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+def _imported_versions(files: list[Path], model: str) -> dict[str, str]:
+    """Return the versions of the packages that files of code import, or that build a network by name."""
+    names = {_BUILDERS[kind]} if (kind := model.partition(":")[0]) in _BUILDERS else set()
+    for file in files:
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, OSError):  # no source, but an extension
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    return {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in names}

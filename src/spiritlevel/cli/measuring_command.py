@@ -89,7 +89,8 @@ def _take_up(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
             outputs.quiet,
         )
     if others:
-        note(f"{others} in {outputs.json} of other weights, data or settings will be replaced.", outputs.quiet)
+        what = "unfinished or of other weights, data or settings"
+        note(f"{others} in {outputs.json}, {what}, will be replaced.", outputs.quiet)
 
 
 def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:

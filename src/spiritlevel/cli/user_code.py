@@ -6,12 +6,13 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import spiritlevel
 from spiritlevel import datasets
 from spiritlevel.cli.request import Request
+from spiritlevel.datasets.files import data_roots
 
 Inputs = list[tuple[str, str | Path]]
 
@@ -31,8 +32,9 @@ def inputs_of(request: Request, *, config: str | None, like: str | None, test: s
         found += _named_in(name or "", "the data's source")
         if name and name.lower().endswith(".npz"):
             found.append(("the data file", name))
-        if name and name.partition(":")[0] in datasets.DATASETS and request.data_root is not None:
-            found += _data_files(Path(request.data_root))
+        if name and name.partition(":")[0] in datasets.DATASETS:
+            roots = data_roots(Path(request.data_root) if request.data_root else None)
+            found += [each for root in roots for each in _data_files(root)]
     for stream in ("/dev/stdout", "/dev/stderr"):  # where they are sent to files
         if os.path.isfile(stream):
             found.append(("where this command's own words go:", stream))
@@ -65,13 +67,20 @@ def _data_files(root: Path) -> Inputs:
     return [("the data file", file) for file in found if file.suffix.lower() not in ours and file.is_file()]
 
 
-def source_files() -> Iterator[Path]:
-    """Yield the files of all Python code that is loaded and comes neither with Python nor with a package."""
+def source_files(named: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield the files of all Python code that is loaded and comes neither with Python nor with a package.
+
+    Packages that ``package.module:name`` names are the user's own, wherever they are installed.
+    """
+    own = {text.partition(".")[0].partition(":")[0] for text in named if ":" in text}
     standard = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")}
     installed = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(spiritlevel.__file__)}
     others = tuple(os.path.join(os.path.realpath(folder), "") for folder in standard | installed)
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for file in sorted(file for file in files if isinstance(file, str)):
-        if not os.path.realpath(file).startswith(others) and os.path.isfile(file):
-            yield Path(file)
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and os.path.isfile(file):
+            theirs = os.path.realpath(file).startswith(others) and name.partition(".")[0] not in own
+            found |= set() if theirs else {file}
+    yield from map(Path, sorted(found))
