@@ -76,11 +76,14 @@ def source_files(named: Iterable[str] = ()) -> Iterator[Path]:
     standard = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")}
     installed = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(spiritlevel.__file__)}
-    others = tuple(os.path.join(os.path.realpath(folder), "") for folder in standard | installed)
+    folders = {*standard, *installed, *map(os.path.realpath, standard | installed)}
+    others = tuple(os.path.join(folder, "") for folder in folders)
     found = set()
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and os.path.isfile(file):
-            theirs = os.path.realpath(file).startswith(others) and name.partition(".")[0] not in own
-            found |= set() if theirs else {file}
+        file = getattr(module, "__dict__", {}).get("__file__")  # asking a lazy module itself might import it
+        if not isinstance(file, str) or (file.startswith(others) and name.partition(".")[0] not in own):
+            continue  # most of the thousands of modules there are
+        theirs = os.path.realpath(file).startswith(others) and name.partition(".")[0] not in own
+        if not theirs and os.path.isfile(file):
+            found.add(file)
     yield from map(Path, sorted(found))
