@@ -225,6 +225,24 @@ def test_a_signal_that_user_code_swallows_stops_at_the_next_file(run: Run, monke
     assert len(load_reports("all.json")) == 1
 
 
+@pytest.mark.parametrize("files", [1, 3])
+def test_an_interruption_that_comes_out_as_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    from spiritlevel.cli import subject
+
+    def wrapping(*args: Any, **settings: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("the forward pass failed") from error
+
+    monkeypatch.setattr(subject, "measure", wrapping)
+    code, _, err = run("measure", "digits_mlp", *GLOB[:files], *CHEAP, "--json", "all.json")
+    assert code == 130
+    assert err.splitlines()[-1].startswith("spiritlevel: interrupted")
+    assert not os.path.exists("all.json")
+
+
 @pytest.mark.parametrize("target", ["all.json", "{name}.json"])
 def test_only_what_is_missing_or_different_is_measured(run: Run, here: Path, target: str) -> None:
     def measured(err: str) -> list[str]:

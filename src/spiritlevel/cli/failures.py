@@ -79,6 +79,8 @@ def in_words(error: BaseException) -> str:
 
 
 def _fail(error: BaseException, message: str, code: int, debug: bool) -> int:
+    if WATCH.received is not None:  # an interruption may come out of other code as any failure
+        message, code = "interrupted", WATCH.code
     if debug:
         import traceback
 

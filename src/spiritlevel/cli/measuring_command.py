@@ -106,6 +106,7 @@ def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
         try:
             report = subject.report(path, progress=not outputs.quiet)
         except (Exception, SystemExit) as error:
+            stop_if_asked()  # the failure may be what other code made of the interruption
             # A request that is wrong is so for every file; but which file cannot be loaded is the file's own affair.
             if keeper.one or (isinstance(error, UsageError) and not isinstance(error, NotLoaded)):
                 raise
