@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with watched():
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
             return _flushed(code)
-    except KeyboardInterrupt:  # a second signal, while the first one was dealt with
-        return WATCH.code
+    except KeyboardInterrupt:  # while all was done, or while a first signal was dealt with
+        return _say("interrupted", WATCH.code)
     finally:
         if arguments is not None:  # the program goes on
             standard_output.give_back()

@@ -64,12 +64,15 @@ def run(request: Request, outputs: Outputs) -> int:
     if outputs.dry_run:
         return _show_plan(subject, len(labels))
     keeper = Keeper(labels, request.weights, outputs.json)
-    _take_up(keeper, subject, outputs)
     try:
+        _take_up(keeper, subject, outputs)
         _measure_all(keeper, subject, outputs)
     except KeyboardInterrupt as stop:
         raise Stopped(_after_interruption(keeper, stop, request, outputs)) from stop
-    _deliver(keeper, request, outputs)
+    try:
+        _deliver(keeper, request, outputs)
+    except KeyboardInterrupt as stop:
+        raise Stopped(_interrupted(keeper, outputs, len(keeper.reports))) from stop
     return _verdict(keeper, outputs.strict)
 
 
@@ -134,10 +137,14 @@ def _after_interruption(keeper: Keeper, stop: KeyboardInterrupt, request: Reques
             _deliver(keeper, request, outputs)
         except SpiritlevelError as error:  # the terminal may have gone with the signal
             also = f" ({error})"
+    return f"{_interrupted(keeper, outputs, finished)}{also}"
+
+
+def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
     if keeper.one:
-        return f"interrupted{also}"
+        return "interrupted"
     where = f" in {outputs.json}, and the same command measures the rest" if outputs.json not in (None, "-") else ""
-    return f"interrupted; {finished} of {len(keeper.labels)} networks are finished{where}{also}"
+    return f"interrupted; {finished} of {len(keeper.labels)} networks are finished{where}"
 
 
 def _show_plan(subject: Subject, networks: int) -> int:
