@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 from torch import nn
 
 from spiritlevel import datasets
+from spiritlevel.audits import Audit, Sweep, Trial, Verdict
 from spiritlevel.estimate import Estimate
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.problem import Problem
 from spiritlevel.results import Report
+from spiritlevel.spectrum_result import Spectrum
 
+SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # reordering changes nothing
 HOSTILE = ("<b>x</b>", "<img src=x onerror=alert(1)>", "</script>")
 VALUES = {
     "hessian_trace": 10.0,
@@ -98,3 +102,42 @@ def hostile_problem(seed: int = 0, samples: int = 200) -> Problem:
 def is_close(a: float, b: float) -> bool:
     """Whether two numbers are one, up to the last digit of a drawing."""
     return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-300)
+
+
+def made_audit(answers: dict[str, str], *, declared: bool | None = None, factor: float = 12.0) -> Audit:
+    """Return an audit in which each measure keeps or changes its value under all rescalings."""
+    base = made_report()
+    verdicts = {}
+    for name, answer_ in answers.items():
+        row = {}
+        for symmetry in SYMMETRIES:
+            before = base[name]
+            word = "invariant" if symmetry == "permutation" else answer_
+            after = replace(before, value=before.value * (factor if word == "changes" else 1.0))
+            trial = Trial(name, symmetry, "usual", before, after, word)  # type: ignore[arg-type]
+            own = MEASURES[name].invariances[symmetry] if declared is None else declared
+            row[symmetry] = Verdict(name, symmetry, word, own, (trial,))  # type: ignore[arg-type]
+        verdicts[name] = row
+    sweep = Sweep([0.1, 1.0, 10.0], {"hessian_trace": [Estimate(v) for v in (20.0, 10.0, 1e-3)]}, {}, [1, 0.1, 2], [])
+    return Audit(verdicts=verdicts, base=base, strengths={"usual": (5.0, 25.0)}, sweep=sweep)
+
+
+def made_spectrum(largest: float = 2.0, interval: tuple[float, float] = (1.9, 2.1)) -> Spectrum:
+    nodes = torch.linspace(-0.1, largest, 12, dtype=torch.float64).repeat(3, 1)
+    weights = torch.full_like(nodes, 1 / 12)
+    return Spectrum(
+        operator="hessian",
+        size=100,
+        eigenvalue_max=Estimate(largest, how="estimated", interval=interval, samples=50),
+        eigenvalue_min=Estimate(-0.1, how="estimated", interval=(-0.11, -0.09), samples=50),
+        trace=Estimate(30.0),
+        frobenius_squared=Estimate(40.0, stderr=1.0, how="estimated"),
+        nodes=nodes,
+        weights=weights,
+        residuals=torch.full_like(nodes, 1e-6),
+        top_values=torch.tensor([largest], dtype=torch.float64),
+        top_residuals=torch.tensor([1e-6], dtype=torch.float64),
+        rounding=1e-15,
+        classes=10,
+        header={"model": "mlp", "loss": 0.1},
+    )

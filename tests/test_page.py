@@ -7,17 +7,14 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from page_material import HOSTILE, made_report, sampled_report
+from page_material import HOSTILE, made_audit, made_report, made_spectrum, sampled_report
 
 from spiritlevel import page
-from spiritlevel.audits import Audit, Sweep, Trial, Verdict
 from spiritlevel.cli import main
 from spiritlevel.comparison import compare
 from spiritlevel.errors import SpiritlevelError, UsageError
@@ -30,10 +27,6 @@ from spiritlevel.page.parts import Table
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
-from spiritlevel.spectrum_result import Spectrum
-
-SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # reordering changes nothing
-
 
 # --- the answer in two sentences --------------------------------------------------------------------------------------
 
@@ -135,24 +128,6 @@ def test_different_data_is_never_compared() -> None:
         compared(made_report(), made_report(2.0, fingerprint="cd34"))
 
 
-def made_audit(answers: dict[str, str], *, declared: bool | None = None, factor: float = 12.0) -> Audit:
-    """Return an audit in which each measure keeps or changes its value under all rescalings."""
-    base = made_report()
-    verdicts = {}
-    for name, answer_ in answers.items():
-        row = {}
-        for symmetry in SYMMETRIES:
-            before = base[name]
-            word = "invariant" if symmetry == "permutation" else answer_
-            after = replace(before, value=before.value * (factor if word == "changes" else 1.0))
-            trial = Trial(name, symmetry, "usual", before, after, word)  # type: ignore[arg-type]
-            own = MEASURES[name].invariances[symmetry] if declared is None else declared
-            row[symmetry] = Verdict(name, symmetry, word, own, (trial,))  # type: ignore[arg-type]
-        verdicts[name] = row
-    sweep = Sweep([0.1, 1.0, 10.0], {"hessian_trace": [Estimate(v) for v in (20.0, 10.0, 1e-3)]}, {}, [1, 0.1, 2], [])
-    return Audit(verdicts=verdicts, base=base, strengths={"usual": (5.0, 25.0)}, sweep=sweep)
-
-
 def test_an_audit_counts_what_was_measured() -> None:
     found = made_audit({"hessian_trace": "changes", "rho_sum": "invariant", "kappa_tau_sum": "undecided"})
     strong, rest = answer(page.of_audit(found))
@@ -172,27 +147,6 @@ def test_an_audit_puts_a_contradiction_first() -> None:
 def test_an_audit_that_found_nothing_to_try_says_so() -> None:
     strong, _ = answer(page.of_audit(made_audit({"rho_sum": "not found"})))
     assert strong.startswith("No rescaling of layers or neurons was found")
-
-
-def made_spectrum(largest: float = 2.0, interval: tuple[float, float] = (1.9, 2.1)) -> Spectrum:
-    nodes = torch.linspace(-0.1, largest, 12, dtype=torch.float64).repeat(3, 1)
-    weights = torch.full_like(nodes, 1 / 12)
-    return Spectrum(
-        operator="hessian",
-        size=100,
-        eigenvalue_max=Estimate(largest, how="estimated", interval=interval, samples=50),
-        eigenvalue_min=Estimate(-0.1, how="estimated", interval=(-0.11, -0.09), samples=50),
-        trace=Estimate(30.0),
-        frobenius_squared=Estimate(40.0, stderr=1.0, how="estimated"),
-        nodes=nodes,
-        weights=weights,
-        residuals=torch.full_like(nodes, 1e-6),
-        top_values=torch.tensor([largest], dtype=torch.float64),
-        top_residuals=torch.tensor([1e-6], dtype=torch.float64),
-        rounding=1e-15,
-        classes=10,
-        header={"model": "mlp", "loss": 0.1},
-    )
 
 
 @pytest.mark.parametrize(

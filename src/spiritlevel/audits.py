@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from spiritlevel.cleaning import Cleaned, for_terminal
 from spiritlevel.estimate import Estimate
 from spiritlevel.results import Report, records
 from spiritlevel.results.numerals import MISSING, plain
@@ -172,7 +173,7 @@ class Audit(Saved):
         if self.one_neuron:
             parts += [Text("One neuron's incoming weights divided, its outgoing ones multiplied"), self._neuron_table()]
         parts += [Text(line, style="dim") for line in self.notes]
-        return Group(*parts)
+        return Cleaned(Group(*parts))
 
     def __str__(self) -> str:
         from spiritlevel.results import terminal
@@ -202,27 +203,32 @@ class Audit(Saved):
         table = _new_table("measure", *(SYMMETRY_WORDS[name] for name in symmetries))
         for name, row in self.verdicts.items():
             title = self.base.title(name)
-            label = Text(title) if title == name else Text(title).append(f"  {name}", style="dim")
+            label = Text(for_terminal(title))
+            label = label if title == name else label.append(f"  {for_terminal(name)}", style="dim")
             cells = [_verdict_cell(row[symmetry]) if symmetry in row else Text(MISSING) for symmetry in symmetries]
             table.add_row(label, *cells)
         return table
 
     def _sweep_table(self, sweep: Sweep) -> RenderableType:
+        from rich.text import Text
+
         table = _new_table("", *(f"α = {alpha:g}" for alpha in sweep.alphas))
         table.add_row("loss", *(plain(loss, 3) for loss in sweep.losses))
         for name, estimates in sweep.values.items():
             cells = [plain(e.value, 3) if e.status in ("ok", "budget_spent") else MISSING for e in estimates]
-            table.add_row(sweep.titles.get(name, name), *cells)
+            table.add_row(Text(for_terminal(sweep.titles.get(name, name))), *cells)
         return table
 
     def _neuron_table(self) -> RenderableType:
+        from rich.text import Text
+
         words = {"frobenius": "Frobenius norm", "spectral_norm": "spectral norm", "stable_rank": "stable rank"}
         factors = self.one_neuron.get("", {}).get("factor", [])
         table = _new_table("layer", "", *(f"× {factor:g}" for factor in factors))
         for layer, quantities in self.one_neuron.items():
             for quantity, values in quantities.items():
                 if quantity in words:
-                    table.add_row(layer, words[quantity], *(plain(value, 4) for value in values))
+                    table.add_row(Text(for_terminal(layer)), words[quantity], *(plain(value, 4) for value in values))
         return table
 
     def html(self, path: str | os.PathLike[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from spiritlevel.cleaning import Cleaned, for_terminal
 from spiritlevel.contrasts import Contrast
 from spiritlevel.results import Report, records
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
@@ -109,7 +111,7 @@ class Comparison(Saved):
         parts += [Text(line, style="bold yellow") for line in self.headings if line not in self.reading]
         parts += [Text(" ".join(self.reading), style="bold"), *self._tables()]
         parts += [Text(line, style="dim") for line in self.notes]
-        return Group(*parts)
+        return Cleaned(Group(*parts))
 
     def __str__(self) -> str:
         from spiritlevel.results import terminal
@@ -117,7 +119,7 @@ class Comparison(Saved):
         return terminal.as_text(self.table())
 
     def __repr__(self) -> str:
-        return f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>"
+        return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
 
     def _tables(self) -> list[RenderableType]:
         from rich import box
@@ -127,26 +129,29 @@ class Comparison(Saved):
         labels, footnotes = self.labels, Footnotes()
         pairs = len(labels) == 2
         state = Table(box=box.ROUNDED, header_style="bold")
-        for column in ("", *labels):
-            state.add_column(column, justify="right" if column else "left", overflow="fold")
-        for words, cells in self._state():
-            state.add_row(words, *cells)
+        state.add_column("", overflow="fold")
+        for label in labels:
+            state.add_column(Text(for_terminal(label)), justify="right", overflow="fold")
+        for name, numbers in self._state():
+            state.add_row(name, *numbers)
         table = Table(box=box.ROUNDED, header_style="bold")
         table.add_column("measure", overflow="fold")
-        for label in labels:
-            table.add_column(label, justify="right", overflow="fold")
-        for label in labels[1:]:
-            table.add_column(f"{label} ÷ {labels[0]} (95%)", justify="right", overflow="fold")
+        heads = [*labels, *(f"{label} ÷ {labels[0]} (95%)" for label in labels[1:])]
+        for head in heads:
+            table.add_column(Text(for_terminal(head)), justify="right", overflow="fold")
         table.add_column("flatter" if pairs else "flattest", overflow="fold")
         table.add_column("does the ordering hold?", overflow="fold")
         for name, row in self.rows.items():
-            title = Text(row.title) if row.title == name else Text(f"{row.title}\n").append(name, style="dim")
+            shown = for_terminal(name)
+            title = Text(for_terminal(row.title))
+            title = title if row.title == name else title.append("\n").append(shown, style="dim")
             values = [
                 f"{value_text(report[name])} {footnotes.mark(report[name], label)}".rstrip()
                 for label, report in self.reports.items()
             ]
             ratios = [ratio_words(row.between(labels[0], label)) for label in labels[1:]]
-            table.add_row(title, *values, *ratios, row.flattest or MISSING, Text(row.holding.words))
+            cells = [*values, *ratios, row.flattest or MISSING, row.holding.words]
+            table.add_row(title, *(Text(for_terminal(cell)) for cell in cells))
         below = [*footnotes.lines(), *self._legend()]
         return [state, table, *(Text(line) for line in below)]
 
@@ -253,6 +258,10 @@ def ratio_words(contrast: Contrast | None) -> str:
     return f"{sign}{plain(shown.value, 3)} ({plain(shown.low, 3)} to {plain(shown.high, 3)})"
 
 
+def _read_interval(entry: dict[str, float | None]) -> Interval:
+    return Interval(**{name: math.nan if end is None else end for name, end in entry.items()})
+
+
 def _read_row(entry: dict[str, Any]) -> Row:
     holding = entry["holding"]
     return Row(
@@ -263,8 +272,8 @@ def _read_row(entry: dict[str, Any]) -> Row:
             Contrast(
                 **{
                     **contrast,
-                    "difference": Interval(**contrast["difference"]),
-                    "ratio": None if contrast["ratio"] is None else Interval(**contrast["ratio"]),
+                    "difference": _read_interval(contrast["difference"]),
+                    "ratio": None if contrast["ratio"] is None else _read_interval(contrast["ratio"]),
                 }
             )
             for contrast in entry["contrasts"]

@@ -20,11 +20,12 @@ from rich.text import Text
 from torch import nn
 
 from spiritlevel import datasets, nets
+from spiritlevel.cli.screens import console
 from spiritlevel.compared import Comparison
 from spiritlevel.comparison import compare
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.problem import Problem
-from spiritlevel.results.writing import replacing
+from spiritlevel.results.writing import check_outputs, replacing
 from spiritlevel.training import train
 
 NETWORK = "digits_mlp"
@@ -46,7 +47,9 @@ def run_demonstration(folder: str, *, steps: int, seed: int, quiet: bool) -> int
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--folder {folder} cannot be made: {error.strerror or error}") from error
-    screen = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
+    files = [_file(place, label, ending) for label in BATCHES for ending in (".pt", ".json")]
+    check_outputs([("--folder", file) for file in [*files, place / "comparison.json", place / "page.html"]])
+    screen = console()
     training, test = datasets.load("digits", "train"), datasets.load("digits", "test")
     screen.print(
         f"Two networks {NETWORK}, {len(training):,} digits to train on, {len(test)} to test; the same seed {seed}, "
@@ -138,13 +141,13 @@ def _save_weights(model: nn.Module, stream: IO[bytes]) -> None:
 @contextmanager
 def _training_bar(label: str, steps: int, quiet: bool) -> Iterator[StepHook | None]:
     """Show on stderr how far a training is; yields the hook for the training loop."""
-    console = Console(file=sys.stderr)
-    if quiet or not console.is_terminal:
+    stderr = Console(file=sys.stderr)
+    if quiet or not stderr.is_terminal:
         if not quiet:
             print(f"training the {label} network …", file=sys.stderr, flush=True)
         yield None
         return
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=stderr, transient=True) as bar:
         task = bar.add_task(f"training, {label}", total=steps)
 
         def advance(done: int, model: nn.Module, loss: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from spiritlevel.cleaning import for_terminal
 from spiritlevel.problem import Problem
 
 QUIET_SECONDS = 1.0  # nothing is shown for work that ends within this time
@@ -23,7 +24,7 @@ def show_progress(problem: Problem, shown: bool) -> Iterator[None]:
 
     started = time.monotonic()
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
         TimeElapsedColumn(),
@@ -41,7 +42,7 @@ def show_progress(problem: Problem, shown: bool) -> Iterator[None]:
                 return
             bar.start()
             running = True
-        bar.update(task, description=what, completed=done, total=total or done)
+        bar.update(task, description=for_terminal(what), completed=done, total=total or done)
 
     problem.progress = hook
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.blocks import Blocks
+from spiritlevel.cleaning import for_terminal
 from spiritlevel.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.estimate import Estimate, Status
 from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
@@ -210,7 +211,7 @@ def spectrum(
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     plan = plan_spectrum(matrix, operator, probes, steps)
     if progress:
-        print(plan, file=sys.stderr, flush=True)
+        print(for_terminal(str(plan), lines=True), file=sys.stderr, flush=True)
     with show_progress(problem, progress), problem.session():
         try:
             return _Run(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()

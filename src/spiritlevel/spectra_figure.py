@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from spiritlevel.cleaning import for_page
 from spiritlevel.errors import UsageError
 from spiritlevel.results.writing import replacing
 from spiritlevel.spectrum_result import Spectrum
@@ -79,8 +80,9 @@ def _draw_density(axes: Any, spectrum: Spectrum) -> None:
 def _title(spectrum: Spectrum) -> str:
     name = _NAMES.get(spectrum.operator, f"block of {spectrum.operator}")
     head = spectrum.header
-    where = f" · {head['model']}" if head.get("model") else ""
-    return (
-        f"Spectrum of the {name}{where} · {len(spectrum.nodes)} probes × {spectrum.nodes.shape[1]} steps · "
+    where = f" · {for_page(str(head['model']))}" if head.get("model") else ""
+    text = (
+        f"Spectrum of the {for_page(name)}{where} · {len(spectrum.nodes)} probes × {spectrum.nodes.shape[1]} steps · "
         f"{spectrum.size:,} parameters"
     )
+    return text.replace("$", r"\$")  # between two of them matplotlib would look for a formula

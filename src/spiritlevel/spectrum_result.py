@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from spiritlevel.cleaning import Cleaned
 from spiritlevel.errors import UsageError
 from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.estimators.quadrature import Band, Quadrature, SpectralSum, log_volume
@@ -218,7 +219,7 @@ class Spectrum(Saved):
             f"Positive eigenvalues that stand apart from the bulk: {found.count}{against}.",
             f"{len(self.nodes)} probes of {self.nodes.shape[1]} steps; products by {self.path}.",
         ]
-        return Group(self.report().table(layers=False, notes=notes), *(Text(line) for line in lines))
+        return Cleaned(Group(self.report().table(layers=False, notes=notes), *(Text(line) for line in lines)))
 
     def __str__(self) -> str:
         from spiritlevel.results.terminal import as_text

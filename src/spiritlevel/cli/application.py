@@ -15,8 +15,8 @@ app = typer.Typer(
     name="spiritlevel",
     help="Measure how flat a trained network's minimum is, how large its margins are, and which of those numbers "
     "survive rescaling.",
-    epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a measure is not ok with --strict, 130 interrupted. "
-    "--debug shows the traceback of a failure.",
+    epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a measure is not ok with --strict, 130 interrupted (143 by "
+    "SIGTERM, 129 by SIGHUP). --debug shows the traceback of a failure.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -120,7 +120,7 @@ def measure_command(
     checked = request_of(given)
     from spiritlevel.cli.measuring_command import Outputs, run
 
-    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate))
+    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate, config))
 
 
 app.command("audit")(audit_command(measure_command))
@@ -186,6 +186,7 @@ def data_get_command(
 ) -> int:
     """Fetch a data set into the cache, checked."""
     from spiritlevel import datasets
+    from spiritlevel.cli.screens import show
 
-    print(datasets.get(name, data_root))
+    show(datasets.get(name, data_root))
     return 0

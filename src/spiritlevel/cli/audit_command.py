@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
@@ -36,29 +35,30 @@ def run_audit(options: dict[str, Any]) -> int:
         raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
     from spiritlevel.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.cli import names
-    from spiritlevel.cli.pages import check_page
-    from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
+    from spiritlevel.cli.screens import console, note, show
+    from spiritlevel.cli.standard_output import write_result
     from spiritlevel.cli.subject import Subject
+    from spiritlevel.cli.user_code import inputs_of
     from spiritlevel.cli.values import split_list
     from spiritlevel.planning import plan
     from spiritlevel.results.records import strict_dumps
-    from spiritlevel.results.writing import check_writable
 
     strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)
     alphas = _alphas(options.get("alphas"), ALPHAS)
     target = options.get("json")
-    if target is not None and target != "-":
-        check_writable(target, "--json")
-    check_page(options.get("html"), options.get("learning_rate"))
+    refuse_lossy(options, inputs_of(request, **also_read(options)))
+    keep_stdout(options)
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
+    refuse_code(options)
     weights = request.weights[0] if request.weights else None
     problem = subject.problem(weights)
     if options.get("dry_run"):
         runs = 2 + 2 * len(strengths) + len(alphas)
-        print(plan(problem, list(request.measures), settings=request.flat_settings()))
-        print(f"This is for one measurement; an audit makes about {runs}, in float64.")
+        show(plan(problem, list(request.measures), settings=request.flat_settings()))
+        show(f"This is for one measurement; an audit makes about {runs}, in float64.")
         return DONE
     quiet = bool(options.get("quiet"))
     found = audit(
@@ -82,7 +82,7 @@ def run_audit(options: dict[str, Any]) -> int:
     if options.get("html") is not None:
         found.html(options["html"])
     if target == "-":
-        sys.stdout.write(strict_dumps(found.record()))
+        write_result(strict_dumps(found.record()))
     else:
         if target is not None:
             found.save(target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
 import typer
@@ -41,13 +40,8 @@ def compare_command(measure_command: Command) -> Command:
 
 def run_compare(options: dict[str, Any]) -> int:
     """Compare networks on the same data: which is flatter by each measure, and would a rescaling say otherwise."""
-    from spiritlevel.cli.pages import check_page
-    from spiritlevel.results.writing import check_writable
+    from spiritlevel.cli.outputs import keep_stdout, refuse_lossy
 
-    target = options.get("json")
-    if target is not None and target != "-":
-        check_writable(target, "--json")
-    check_page(options.get("html"), options.get("learning_rate"))
     files = [options.get("model"), *(options.get("weights") or ())]
     from_reports = all(isinstance(file, str) and file.lower().endswith(".json") for file in files)
     if from_reports:
@@ -55,10 +49,14 @@ def run_compare(options: dict[str, Any]) -> int:
         if given:
             name = given[0].rstrip("_").replace("_", "-")
             raise UsageError(f"--{name} needs the networks, and only saved reports were given; leave it out")
+        refuse_lossy(options, [("the report", str(file)) for file in files])
+        keep_stdout(options)
     from spiritlevel.comparison import compare
+    from spiritlevel.results.saving import undamaged
 
     if from_reports:
-        found = compare([str(file) for file in files])
+        with undamaged("report", ", ".join(map(str, files))):
+            found = compare([str(file) for file in files])
         notes: list[str] = []
     else:
         networks = _networks(options)
@@ -75,7 +73,10 @@ def run_compare(options: dict[str, Any]) -> int:
 def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
     from spiritlevel.cli import names
+    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
+    from spiritlevel.cli.screens import show
     from spiritlevel.cli.subject import Subject, targets_of
+    from spiritlevel.cli.user_code import inputs_of
     from spiritlevel.comparison import compare
     from spiritlevel.planning import plan
 
@@ -86,9 +87,12 @@ def _networks(options: dict[str, Any]) -> Any:
             "saved reports ending in .json"
         )
     labels = targets_of(request.weights)
+    refuse_lossy(options, inputs_of(request, **also_read(options)))
+    keep_stdout(options)
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
+    refuse_code(options)
     problems, headers, notes = {}, {}, []
     for label, path in zip(labels, request.weights):
         problem = subject.problem(path)
@@ -104,10 +108,8 @@ def _networks(options: dict[str, Any]) -> Any:
         }
         notes += subject.notes
     if options.get("dry_run"):
-        print(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
-        print(
-            f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
-        )
+        show(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
+        show(f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more.")
         return None
     test = options.get("test")
     if test is not None:
@@ -130,11 +132,12 @@ def _networks(options: dict[str, Any]) -> Any:
 
 def _shown(found: Any, notes: list[str], options: dict[str, Any]) -> int:
     from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.standard_output import write_result
     from spiritlevel.results.records import strict_dumps
 
     target = options.get("json")
     if target == "-":
-        sys.stdout.write(strict_dumps(found.record()))
+        write_result(strict_dumps(found.record()))
     else:
         if target is not None:
             found.save(target)

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
+from spiritlevel.cli import standard_output
+from spiritlevel.cli.signals import WATCH, Stopped, watched
 from spiritlevel.errors import SpiritlevelError, UsageError
 
 DONE, FAILED, MISUSE, NOT_OK, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    """Run the command line and return its exit code: 129, 130 or 143 where a signal stopped it."""
+    standard_output.open_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without "±" shows "?" in place of failing
+    try:
+        with watched():
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            return _flushed(code)
+    except KeyboardInterrupt:  # while all was done, or while a first signal was dealt with
+        return _say("interrupted", WATCH.code)
+    finally:
+        if arguments is not None:  # the program goes on
+            standard_output.give_back()
+
+
+def _run(given: list[str]) -> int:
+    debug = "--debug" in given
     try:
         from spiritlevel.cli.application import app
 
         code = app(args=[word for word in given if word != "--debug"], prog_name="spiritlevel", standalone_mode=False)
         if code == INTERRUPTED:  # typer catches the interruption itself and says nothing
-            return _say("interrupted", INTERRUPTED)
+            return _say("interrupted", WATCH.code)
         return code if isinstance(code, int) else DONE
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output, perhaps ``head``, has seen enough
-        sys.stdout = None
-        return DONE
+        return _say("interrupted", WATCH.code)
+    except Stopped as stop:
+        return _say(str(stop), WATCH.code)
     except UsageError as error:
         return _fail(error, str(error), MISUSE, debug)
     except SpiritlevelError as error:
         return _fail(error, str(error), FAILED, debug)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError) and standard_output.reader_gone():  # typer's answer to it
+            return _hushed()
+        return _fail(error, in_words(error), FAILED, debug)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and standard_output.reader_gone():
+            return _hushed()
         message = getattr(error, "format_message", None)
         if message is not None and type(error).__name__ == "NoArgsIsHelpError":  # a command group alone
             print(message())
@@ -41,20 +61,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if message is not None:  # typer's own refusals: an unknown option, a missing argument
             return _fail(error, message() or "the command is not complete; see spiritlevel --help", MISUSE, debug)
         if type(error).__name__ == "Abort":
-            return _say("interrupted", INTERRUPTED)
-        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _fail(error, f"unexpected failure, {words}; run again with --debug to see where", FAILED, debug)
+            return _say("interrupted", WATCH.code)
+        return _fail(error, in_words(error), FAILED, debug)
+
+
+def in_words(error: BaseException) -> str:
+    """Return what went wrong as one sentence, whoever raised it."""
+    if isinstance(error, SpiritlevelError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return (
+            f"the code of the model or of the data ended the program with SystemExit({error.code!r}); take that call "
+            "out, or put it below if __name__ == '__main__'"
+        )
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"unexpected failure, {words}; run again with --debug to see where"
 
 
 def _fail(error: BaseException, message: str, code: int, debug: bool) -> int:
+    if WATCH.received is not None:  # an interruption may come out of other code as any failure
+        message, code = "interrupted", WATCH.code
     if debug:
         import traceback
 
-        traceback.print_exception(error)
+        from spiritlevel.cleaning import for_terminal
+
+        with contextlib.suppress(OSError, ValueError):
+            print(for_terminal("".join(traceback.format_exception(error)), lines=True), file=sys.stderr, end="")
     return _say(message, code)
 
 
 def _say(message: str, code: int) -> int:
     """Print one line, whatever the message held, and return the exit code."""
-    print(f"spiritlevel: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    from spiritlevel.cli.screens import note
+
+    note(f"spiritlevel: {' '.join(message.split())}")
     return code
+
+
+def _flushed(code: int) -> int:
+    """Return the exit code once everything is written, which only then is known."""
+    try:
+        with standard_output.writing():
+            sys.stdout.flush()
+    except (SpiritlevelError, ValueError) as error:
+        return _say(str(error), code or FAILED)
+    return code
+
+
+def _hushed() -> int:
+    """The reader of our output, perhaps ``head``, has seen enough."""
+    standard_output.hush()
+    return DONE

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import csv
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from rich.text import Text
 
+from spiritlevel.cleaning import for_csv, for_terminal
 from spiritlevel.cli import names
-from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, in_words
+from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
-from spiritlevel.cli.screens import console, note
-from spiritlevel.cli.subject import Subject, targets_of
+from spiritlevel.cli.screens import console, note, show
+from spiritlevel.cli.signals import Stopped, stop_if_asked
+from spiritlevel.cli.standard_output import keep_for_result, write_result
+from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
+from spiritlevel.cli.user_code import inputs_of, source_files
 from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.measuring import MeasuringInterrupted
 from spiritlevel.planning import plan
 from spiritlevel.results import Report, load_reports
-from spiritlevel.results.collecting import save_reports, several
-from spiritlevel.results.records import strict_dumps
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import UNTRAINED
-from spiritlevel.results.writing import check_writable, replacing
+from spiritlevel.results.writing import check_outputs, replacing
 
 
 @dataclass(frozen=True)
@@ -40,47 +43,127 @@ class Outputs:
     like: str | None = None  # an earlier report, whose data should be the same
     html: str | None = None
     learning_rate: float | None = None
+    config: str | None = None
 
 
 def run(request: Request, outputs: Outputs) -> int:
     """Measure what a checked request asks for, print it and save it; return the exit code."""
-    targets = targets_of(request.weights)
-    _check_outputs(outputs, targets)
+    labels = targets_of(request.weights)
+    wanted = _wanted(outputs, labels)
+    inputs = inputs_of(request, config=outputs.config, like=outputs.like)
+    check_outputs(wanted, inputs)
+    check_page(outputs.html, outputs.learning_rate)
+    if outputs.json == "-":
+        keep_for_result()
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
+    check_outputs(wanted, [("the user's own code", file) for file in source_files()])
     if not request.weights and subject.trained is False and outputs.json == "-":
         note(UNTRAINED, outputs.quiet)
     if outputs.dry_run:
-        return _show_plan(subject, len(targets))
-    reports: dict[str, Report] = {}
+        return _show_plan(subject, len(labels))
+    keeper = Keeper(labels, request.weights, outputs.json)
     try:
-        for position, path in enumerate(request.weights or (None,)):
-            if len(request.weights) > 1:
-                note(f"{position + 1} of {len(request.weights)}: {path}", outputs.quiet)
-            try:
-                reports[targets[position]] = subject.report(path, progress=not outputs.quiet)
-            except MeasuringInterrupted as stop:
-                if stop.report:
-                    reports[targets[position]] = stop.report
+        _take_up(keeper, subject, outputs)
+        _measure_all(keeper, subject, outputs)
+    except KeyboardInterrupt as stop:
+        raise Stopped(_after_interruption(keeper, stop, request, outputs)) from stop
+    try:
+        _deliver(keeper, request, outputs)
+    except KeyboardInterrupt as stop:
+        raise Stopped(_interrupted(keeper, outputs, len(keeper.reports))) from stop
+    return _verdict(keeper, outputs.strict)
+
+
+def _take_up(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
+    """Begin where an earlier run of the same command ended, and say so."""
+    others = keeper.take_up(subject)
+    for label, report in keeper.reports.items():
+        if report.header.get("learning_rate") != outputs.learning_rate:
+            _note_rate(report, outputs)
+            keeper.changed(label)
+        _write_samples(label, report, outputs)
+    kept = len(keeper.reports)
+    if kept:
+        note(
+            f"{kept} of {len(keeper.labels)} kept from {outputs.json}, where the same weights, data and settings were "
+            "measured before; remove it to measure them again.",
+            outputs.quiet,
+        )
+    if others:
+        what = "unfinished or of other weights, data or settings"
+        note(f"{others} in {outputs.json}, {what}, will be replaced.", outputs.quiet)
+
+
+def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
+    """Measure what is not kept yet; among several weights files one that cannot be measured becomes a row."""
+    paths: Sequence[str | None] = subject.request.weights or (None,)
+    for position, (label, path) in enumerate(zip(keeper.labels, paths)):
+        stop_if_asked()
+        if label in keeper.reports:
+            continue
+        if len(paths) > 1:
+            note(f"{position + 1} of {len(paths)}: {path}", outputs.quiet)
+        identity = keeper.identify(path) if path is not None else ""
+        try:
+            report = subject.report(path, progress=not outputs.quiet)
+        except (Exception, SystemExit) as error:
+            stop_if_asked()  # the failure may be what other code made of the interruption
+            # A request that is wrong is so for every file; but which file cannot be loaded is the file's own affair.
+            if keeper.one or (isinstance(error, UsageError) and not isinstance(error, NotLoaded)):
                 raise
-    finally:  # what was finished before a failure or an interruption is kept
-        if reports:
-            _deliver(reports, request, outputs)
-    return _verdict(reports, outputs.strict)
+            reason = " ".join(in_words(error).split())
+            keeper.failed(label, reason)
+            note(f"not measured: {keeper.failures[label]}", outputs.quiet)
+            continue
+        _note_rate(report, outputs)
+        keeper.finished(label, report, identity)
+        _write_samples(label, report, outputs)
+
+
+def _after_interruption(keeper: Keeper, stop: KeyboardInterrupt, request: Request, outputs: Outputs) -> str:
+    """Save and show what there is, finished measures of the network at hand included; return what to say of it."""
+    finished = len(keeper.reports)
+    if isinstance(stop, MeasuringInterrupted) and stop.report:
+        label = next(label for label in keeper.labels if label not in keeper.reports and label not in keeper.failures)
+        _note_rate(stop.report, outputs)
+        keeper.reports[label] = stop.report
+        keeper.changed(label)
+        _write_samples(label, stop.report, outputs)
+    also = ""
+    if keeper.reports:
+        try:
+            _deliver(keeper, request, outputs)
+        except SpiritlevelError as error:  # the terminal may have gone with the signal
+            also = f" ({error})"
+    return f"{_interrupted(keeper, outputs, finished)}{also}"
+
+
+def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
+    if keeper.one:
+        return "interrupted"
+    where = f" in {outputs.json}, and the same command measures the rest" if outputs.json not in (None, "-") else ""
+    return f"interrupted; {finished} of {len(keeper.labels)} networks are finished{where}"
 
 
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    print(plan(problem, list(request.measures), settings=request.flat_settings()))
+    show(plan(problem, list(request.measures), settings=request.flat_settings()))
     if networks > 1:
-        print(f"This is for each of the {networks} weights files.")
+        show(f"This is for each of the {networks} weights files.")
     return DONE
 
 
-def _verdict(reports: dict[str, Report], strict: bool) -> int:
-    """Return the exit code: with --strict a measure that is not ok is named and counts."""
+def _verdict(keeper: Keeper, strict: bool) -> int:
+    """Return the exit code: what could not be measured counts, with --strict also a measure that is not ok."""
+    if keeper.failures:
+        first = next(iter(keeper.ordered(keeper.failures).values()))
+        count = f"{len(keeper.failures)} of {len(keeper.labels)} weights files could not be measured"
+        note(f"spiritlevel: {count}{', the first' if len(keeper.failures) > 1 else ''}: {first}")
+        return FAILED
+    reports = keeper.reports
     caveats = [(label, name, e) for label, report in reports.items() for name, e in report.items() if not e.ok]
     if not strict or not caveats:
         return DONE
@@ -90,58 +173,58 @@ def _verdict(reports: dict[str, Report], strict: bool) -> int:
     return NOT_OK
 
 
-def _deliver(reports: dict[str, Report], request: Request, outputs: Outputs) -> None:
-    for report in reports.values() if outputs.learning_rate is not None else ():
-        report.header["learning_rate"] = outputs.learning_rate
-    _save_json(reports, outputs, one=len(request.weights) <= 1)
-    if outputs.json != "-":
-        _show(reports, request, outputs)
-    _compare_data(reports, outputs)
-    if outputs.per_sample is not None:
-        for label, report in reports.items():
-            save_samples(report, _file_for(outputs.per_sample, label))
-    if outputs.html is not None:
+def _deliver(keeper: Keeper, request: Request, outputs: Outputs) -> None:
+    """Write what is written once, files before anything is shown: a screen may be gone."""
+    reports, failures = keeper.ordered(keeper.reports), keeper.ordered(keeper.failures)
+    if outputs.json == "-":
+        write_result(keeper.record())
+    keeper.save()
+    if outputs.html is not None and reports:
         from spiritlevel import page
 
-        page.write(page.of_reports(reports), outputs.html)
-
-
-def _file_for(pattern: str, label: str) -> Path:
-    """Return the file of one network: ``{name}`` stands for its weights file without folder and ending."""
-    path = Path(label)
-    stem = "-".join([*path.parts[:-1], path.stem]).replace("/", "-")
-    return Path(pattern.replace("{name}", stem))
-
-
-def _check_outputs(outputs: Outputs, targets: list[str]) -> None:
-    check_page(outputs.html, outputs.learning_rate)
-    for option, pattern in (("--json", outputs.json), ("--per-sample", outputs.per_sample)):
-        if pattern is None or pattern == "-":
-            if pattern == "-" and option == "--per-sample":
-                raise UsageError("--per-sample - is not possible; name a file ending in .npz or .csv")
-            continue
-        files = [_file_for(pattern, label) for label in targets]
-        if len(set(files)) < len(files) and "{name}" in pattern:
-            raise UsageError(f"{option} {pattern} gives two weights files the same name; rename one of them")
-        for file in files:
-            check_writable(file, option)
+        reasons = {label: failure.reason for label, failure in failures.items()}
+        page.write(replace(page.of_reports(reports), failures=reasons), outputs.html)
+    _compare_data(reports, outputs)
+    if outputs.json != "-":
+        _show(keeper, request, outputs)
     if outputs.per_sample is not None:
+        for label, report in reports.items():
+            if not report.per_sample:
+                save_samples(report, file_for(outputs.per_sample, label))  # which says what is missing
+
+
+def _note_rate(report: Report, outputs: Outputs) -> None:
+    if outputs.learning_rate is not None:
+        report.header["learning_rate"] = outputs.learning_rate
+    else:
+        report.header.pop("learning_rate", None)  # of an earlier command
+
+
+def _write_samples(label: str, report: Report, outputs: Outputs) -> None:
+    if outputs.per_sample is not None and report.per_sample:
+        save_samples(report, file_for(outputs.per_sample, label))
+
+
+def _wanted(outputs: Outputs, labels: list[str]) -> list[tuple[str, str | Path]]:
+    """Return every file that will be written, with its option."""
+    if outputs.html == "-":
+        raise UsageError("--html - is not possible; name a file")
+    if outputs.per_sample is not None:
+        if outputs.per_sample == "-":
+            raise UsageError("--per-sample - is not possible; name a file ending in .npz or .csv")
         if Path(outputs.per_sample).suffix.lower() not in (".npz", ".csv"):
             raise UsageError(f"--per-sample {outputs.per_sample} must end in .npz or .csv")
-        if len(targets) > 1 and "{name}" not in outputs.per_sample:
+        if len(labels) > 1 and "{name}" not in outputs.per_sample:
             raise UsageError("--per-sample needs {name} in the file name where there are several weights files")
-
-
-def _save_json(reports: dict[str, Report], outputs: Outputs, one: bool) -> None:
-    if outputs.json == "-":
-        only = next(iter(reports.values()))
-        sys.stdout.write(strict_dumps(only.record() if one else several(reports.values())))
-        sys.stdout.flush()
-    elif outputs.json is not None and (one or "{name}" in outputs.json):
-        for label, report in reports.items():
-            report.save(_file_for(outputs.json, label))
-    elif outputs.json is not None:
-        save_reports(reports.values(), outputs.json)
+    found: list[tuple[str, str | Path]] = []
+    for option, pattern in (("--json", outputs.json), ("--per-sample", outputs.per_sample)):
+        if pattern is None or pattern == "-":
+            continue
+        files = [file_for(pattern, label) for label in labels]
+        if len(set(files)) < len(files) and "{name}" in pattern:
+            raise UsageError(f"{option} {pattern} gives two weights files the same name; rename one of them")
+        found += [(option, file) for file in dict.fromkeys(files)]
+    return [*found, ("--html", outputs.html)] if outputs.html is not None else found
 
 
 def save_samples(report: Report, path: Path) -> None:
@@ -159,7 +242,7 @@ def save_samples(report: Report, path: Path) -> None:
         return
     with replacing(path) as stream:
         writer = csv.writer(stream)
-        writer.writerow(["sample", *arrays])
+        writer.writerow(["sample", *map(for_csv, arrays)])
         writer.writerows([index, *row] for index, row in enumerate(zip(*(a.tolist() for a in arrays.values()))))
 
 
@@ -170,15 +253,16 @@ def _compare_data(reports: dict[str, Report], outputs: Outputs) -> None:
         note(f"The data is not that of {outputs.like}: the fingerprints differ.", outputs.quiet)
 
 
-def _show(reports: dict[str, Report], request: Request, outputs: Outputs) -> None:
-    screen = console()
+def _show(keeper: Keeper, request: Request, outputs: Outputs) -> None:
+    screen, reports = console(), keeper.ordered(keeper.reports)
     if len(request.weights) <= 1:
         report = next(iter(reports.values()))
         screen.print(report.table(layers=outputs.layers, notes=False))
     else:
-        screen.print(rows_table(reports))
+        reasons = {label: failure.reason for label, failure in keeper.failures.items()}
+        screen.print(rows_table(reports, reasons, keeper.labels))
         for label, report in reports.items() if outputs.layers else ():
-            screen.print(label)
+            screen.print(Text(for_terminal(label)))
             for table in layer_tables(report):
                 screen.print(table)
     for text in dict.fromkeys(line for report in reports.values() for line in report.header["notes"]):

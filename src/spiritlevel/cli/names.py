@@ -96,7 +96,11 @@ def build_named_model(text: str, arguments: Mapping[str, Any], data: NamedData, 
 def find_object(text: str) -> Any:
     """Return what ``package.module:name`` or ``path/file.py:name`` names."""
     head, _, name = text.rpartition(":")
-    module = _import_file(Path(head)) if head.endswith(".py") else _import_module(head)
+    if head.endswith(".py"):
+        module = _import_file(Path(head))
+    else:
+        module = _import_module(head)
+        _refuse_other_module(module, head, name)
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
         raise UsageError(f"{head} has no {name!r}{near_names(name, public)}")
@@ -145,8 +149,21 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _make_importable(folder: str) -> None:
+    """Add a folder behind all others: a file of the user's never stands in for one of Python's or of a package."""
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
+
+
+def _refuse_other_module(module: ModuleType, name: str, attribute: str) -> None:
+    """Refuse a name that is also a file here, where Python's or a package's module of that name was found instead."""
+    place = Path(*name.split("."))
+    here = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    found = getattr(module, "__file__", None)
+    if here and not (found and os.path.exists(found) and any(os.path.samefile(found, file) for file in here)):
+        raise UsageError(
+            f"{name} is a module of Python or of an installed package, and also {here[0]} here; "
+            f"name the file itself, as {here[0]}:{attribute}"
+        )
 
 
 def _broken(name: str, error: BaseException) -> SpiritlevelError:
@@ -165,7 +182,7 @@ def _made(found: Any, text: str, arguments: Mapping[str, Any], option: str) -> A
         return found(**arguments)
     except SpiritlevelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = str(error).splitlines()[0] if str(error) else "no message"
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise SpiritlevelError(

@@ -8,7 +8,7 @@ from spiritlevel.errors import UsageError
 
 
 def check_page(html: str | None, learning_rate: float | None = None) -> None:
-    """Refuse a page that could not be written: no folder for it, a missing package, a learning rate that is none."""
+    """Refuse a page that could not be made: a missing package, a learning rate that is none."""
     if learning_rate is not None and not (learning_rate > 0 and math.isfinite(learning_rate)):
         raise UsageError(f"--learning-rate must be a positive number, not {learning_rate:g}")
     if html is None:
@@ -16,7 +16,5 @@ def check_page(html: str | None, learning_rate: float | None = None) -> None:
     if html == "-":
         raise UsageError("--html - is not possible; name a file")
     from spiritlevel.page.extras import check
-    from spiritlevel.results.writing import check_writable
 
-    check_writable(html, "--html")
     check()

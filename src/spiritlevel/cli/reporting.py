@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from rich.text import Text
+
+from spiritlevel.cleaning import for_csv, for_terminal
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.screens import console, note
 from spiritlevel.errors import UsageError
 from spiritlevel.results import Report, frames
+from spiritlevel.results.collecting import Failure
+from spiritlevel.results.saving import undamaged
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import shared_prefix_removed
-from spiritlevel.results.writing import check_writable, replacing
+from spiritlevel.results.writing import check_outputs, replacing
+
+Labelled = Sequence[tuple[str, Report]]
+Failed = Sequence[tuple[str, Failure]]
 
 
 def show_reports(
@@ -27,42 +36,57 @@ def show_reports(
     """Print what the files hold, several reports as one table; write rows, the page and its figures where asked for."""
     from spiritlevel.page import loading
 
-    if csv_file is not None:
-        check_writable(csv_file, "--csv")
+    wanted = [(option, path) for option, path in (("--csv", csv_file), ("--html", html)) if path not in (None, "-")]
+    check_outputs(wanted, [("the report", file) for file in files])
     check_page(html, learning_rate)
     results = [(file, result) for file in files for result in loading.load(file)]
-    if html is not None or figures is not None:
-        _write_page([result for _, result in results], html, figures, learning_rate)
     found = [(file, result) for file, result in results if isinstance(result, Report)]
-    for _, other in results:
-        if not isinstance(other, Report):
+    failed = [(file, result) for file, result in results if isinstance(result, Failure)]
+    others = [(file, result) for file, result in results if not isinstance(result, (Report, Failure))]
+    # A file may follow the schema and still make no sense, which shows only here.
+    with undamaged("result", ", ".join(files)):
+        if html is not None or figures is not None:
+            _write_page(found, others, failed, html, figures, learning_rate)
+        for _, other in others:
             console().print(other.table())
-    if not found:
+        if not found and not failed:
+            if csv_file is not None:
+                raise UsageError("--csv writes rows of reports, and none of these files is one; leave it out")
+            return 0
         if csv_file is not None:
-            raise UsageError("--csv writes rows of reports, and none of these files is one; leave it out")
-        return 0
-    if csv_file is not None:
-        _write_rows(found, csv_file, layers)
+            _write_rows(found, failed, csv_file, layers)
+        _show(found, failed, layers)
+    return 0
+
+
+def _show(found: Labelled, failed: Failed, layers: bool) -> None:
     screen = console()
-    if len(found) == 1:
+    if len(found) == 1 and not failed:
         screen.print(found[0][1].table(layers=layers))
-        return 0
+        return
     labelled = dict(zip(_labels(found), (report for _, report in found)))
-    screen.print(rows_table(labelled))
+    screen.print(rows_table(labelled, {failure.weights: failure.reason for _, failure in failed}))
     for label, report in labelled.items() if layers else ():
-        screen.print(label)
+        screen.print(Text(for_terminal(label)))
         for table in layer_tables(report):
             screen.print(table)
     for text in dict.fromkeys(line for report in labelled.values() for line in report.header.get("notes") or ()):
         note(text)
-    return 0
 
 
-def _write_page(results: Sequence[Any], html: str | None, figures: str | None, learning_rate: float | None) -> None:
+def _write_page(
+    found: Labelled,
+    others: Sequence[tuple[str, Any]],
+    failed: Failed,
+    html: str | None,
+    figures: str | None,
+    learning_rate: float | None,
+) -> None:
     from spiritlevel import page
     from spiritlevel.page import loading
 
-    content = loading.together(results, learning_rate)
+    content = loading.together([result for _, result in [*found, *others]], learning_rate)
+    content = replace(content, failures={failure.weights: failure.reason for _, failure in failed})
     if html is not None:
         page.write(content, html)
     if figures is not None:
@@ -70,7 +94,7 @@ def _write_page(results: Sequence[Any], html: str | None, figures: str | None, l
             note(file)
 
 
-def _labels(found: Sequence[tuple[str, Report]]) -> list[str]:
+def _labels(found: Labelled) -> list[str]:
     """Return the weights files as labels, or the report files where those do not tell the reports apart."""
     weights = [report.header.get("weights") or report.header.get("model") or file for file, report in found]
     if len(set(weights)) == len(weights):
@@ -81,11 +105,15 @@ def _labels(found: Sequence[tuple[str, Report]]) -> list[str]:
     return [f"{position + 1}: {label}" for position, label in enumerate(weights)]
 
 
-def _write_rows(found: Sequence[tuple[str, Report]], path: str, layers: bool) -> None:
+def _write_rows(found: Labelled, failed: Failed, path: str, layers: bool) -> None:
     """Write one row a report and measure, or with layers a report, quantity and layer (pandas is not needed)."""
     level = "layer" if layers else "network"
+    rows = [row for file, report in found for row in frames.long_rows(file, report, level)]
+    rows += [
+        {"file": file, "weights": failure.weights, "status": "not_measured", "reason": failure.reason}
+        for file, failure in failed
+    ]
     with replacing(path) as stream:
         writer = csv.DictWriter(stream, fieldnames=frames.long_columns(level), lineterminator="\n")
         writer.writeheader()
-        for file, report in found:
-            writer.writerows(frames.long_rows(file, report, level))
+        writer.writerows({name: for_csv(cell) for name, cell in row.items()} for row in rows)

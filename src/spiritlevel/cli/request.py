@@ -148,10 +148,15 @@ def _from_values(values: Mapping[str, Any], source: str) -> Request:
         if key not in known:
             raise UsageError(f"{source} has an unknown key {key!r}{near_names(key, known)}")
         if key in _LISTS:
-            value = tuple([value] if isinstance(value, str) else value)
+            value = [value] if isinstance(value, str) else value
+            if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+                raise UsageError(f"{source}: {key} must be a list of texts, not {value!r}")
+            value = tuple(value)
         elif not isinstance(value, _KINDS.get(key, (str,))) or isinstance(value, bool):
             wanted = _KINDS.get(key, (str,))[0].__name__
             raise UsageError(f"{source}: {key} must be a {wanted}, not {value!r}")
+        if key == "settings" and not all(isinstance(own, dict) for own in value.values()):
+            raise UsageError(f"{source}: settings must be tables by measure, as in [settings.hessian_trace]")
         cleaned[key] = value
     try:
         return Request(**cleaned)

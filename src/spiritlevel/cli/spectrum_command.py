@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
 from spiritlevel.errors import UsageError
 
@@ -44,31 +42,32 @@ def run_spectrum(options: dict[str, Any]) -> int:
             f"spectrum looks at one network, and {len(request.weights)} weights files were given; name one"
         )
     from spiritlevel.cli import names
-    from spiritlevel.cli.screens import console, note
+    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
+    from spiritlevel.cli.screens import console, note, show
+    from spiritlevel.cli.standard_output import write_result
     from spiritlevel.cli.subject import Subject
+    from spiritlevel.cli.user_code import inputs_of
     from spiritlevel.results.records import strict_dumps
     from spiritlevel.results.wording import UNTRAINED
-    from spiritlevel.results.writing import check_writable
     from spiritlevel.spectra import operator_named, spectrum
     from spiritlevel.spectra_figure import check_figure
     from spiritlevel.spectrum_plan import plan_spectrum
 
     target, figure, quiet = options.get("json"), options.get("figure"), bool(options.get("quiet"))
-    if target is not None and target != "-":
-        check_writable(target, "--json")
+    refuse_lossy(options, inputs_of(request, **also_read(options)))
     if figure is not None:
-        check_writable(figure, "--figure")
         check_figure(figure)
-    check_page(options.get("html"), options.get("learning_rate"))
+    keep_stdout(options)
     assert request.model is not None
     names.check_model_name(request.model)
     subject = Subject(request)
+    refuse_code(options)
     weights = request.weights[0] if request.weights else None
     problem = subject.problem(weights)
     choices = {"strategy": options["strategy"], "keep_graphs": options["keep_graphs"]}
     if options.get("dry_run"):
         matrix = operator_named(problem, options["operator"], **choices)
-        print(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
+        show(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
         return DONE
     found = spectrum(
         problem,
@@ -99,7 +98,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
     if target == "-":
         if not subject.trained:
             note(UNTRAINED, quiet)
-        sys.stdout.write(strict_dumps(found.record()))
+        write_result(strict_dumps(found.record()))
     else:
         if target is not None:
             found.save(target)

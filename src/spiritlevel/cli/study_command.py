@@ -78,10 +78,13 @@ def show(
 ) -> None:
     """Print the claims of studies as the finished runs decide them; nothing is computed."""
     from spiritlevel.cli.pages import check_page
+    from spiritlevel.results.writing import check_outputs
     from spiritlevel.studies import RunStore, make_record
 
-    check_page(html)
     store = RunStore(out)
+    if html is not None:
+        check_outputs([("--html", html)] if html != "-" else [], _runs(out))
+    check_page(html)
     records = [make_record(each, size, store.table(each, size)) for each in _chosen(names, all_studies)]
     if html is not None:
         from spiritlevel import page
@@ -103,11 +106,15 @@ def export(
     docs: Annotated[Path | None, typer.Option("--docs", help="Write records, figures and the claims table.")] = None,
 ) -> None:
     """Write the rows of finished runs, or the documents made from them."""
+    from spiritlevel.results.writing import check_outputs
     from spiritlevel.studies import RunStore, make_record, studies
     from spiritlevel.studies.exporting import write_csv, write_parquet
 
     if csv is None and parquet is None and docs is None:
         raise UsageError("study export needs somewhere to write to: --csv F, --parquet F or --docs DIR.")
+    check_outputs(
+        [(f"--{k}", path) for k, path in (("csv", csv), ("parquet", parquet)) if path is not None], _runs(out)
+    )
     store = RunStore(out)
     chosen = _chosen(names, all_studies)
     tables = {each.name: store.table(each, size) for each in chosen}
@@ -122,6 +129,11 @@ def export(
         write_documents(docs, studies().values(), records)
 
 
+def _runs(out: Path) -> list[tuple[str, str | Path]]:
+    """Return the files of finished runs, which no table or page may replace."""
+    return [("the finished run", file) for file in out.glob("*/*.json")]
+
+
 def _chosen(names: list[str] | None, all_studies: bool) -> list[Study]:
     from spiritlevel.studies import chosen, studies
 
@@ -133,9 +145,9 @@ def _chosen(names: list[str] | None, all_studies: bool) -> list[Study]:
 
 
 def _print_claims(records: list[Record]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from spiritlevel.cli.screens import console
     from spiritlevel.studies.documents import behind, measured
 
     table = Table("study", "claim", "the paper", "measured", "verdict", "size, runs")
@@ -150,7 +162,7 @@ def _print_claims(records: list[Record]) -> None:
                 verdict,
                 f"{record.size}, {behind(each, record)}",
             )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    console(pipe_width=200).print(table)
 
 
 @contextlib.contextmanager
@@ -170,7 +182,7 @@ def _progress(quiet: bool) -> Iterator[OnProgress | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     shown = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
         TimeElapsedColumn(),

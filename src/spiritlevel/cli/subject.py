@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spiritlevel.checkpoints import load_weights
+from spiritlevel.checkpoints import LoadedWeights, load_weights
 from spiritlevel.cli import names
 from spiritlevel.cli.request import Request
 from spiritlevel.errors import UsageError
@@ -16,6 +16,10 @@ from spiritlevel.measuring import MeasuringInterrupted, measure
 from spiritlevel.problem import Problem
 from spiritlevel.results import Report
 from spiritlevel.results.wording import shared_prefix_removed
+
+
+class NotLoaded(UsageError):
+    """A weights file could not be loaded as asked for; another one may be."""
 
 
 class Subject:
@@ -40,7 +44,7 @@ class Subject:
         request, content = self.request, self.named.data.content
         self.notes = [*self.named.data.notes, *self.named.notes]
         if weights is not None:
-            loaded = load_weights(self.named.model, weights, request.key)
+            loaded = self._load(weights)
             self.notes += [f"{weights}: {text}." for text in loaded.notes]
         problem = Problem(
             self.named.model,
@@ -60,6 +64,12 @@ class Subject:
             problem.source = self._first.source
             problem.notes = [*problem.notes, *self._first.source.notes]
         return problem
+
+    def _load(self, weights: str) -> LoadedWeights:
+        try:
+            return load_weights(self.named.model, weights, self.request.key)
+        except UsageError as error:
+            raise NotLoaded(str(error)) from error
 
     def report(self, weights: str | None, progress: bool) -> Report:
         """Return the report with the weights of a file."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.registry import GROUPS, MEASURES
+from spiritlevel.results.writing import replacing
 
 _ANSWERS = {True: "unchanged", False: "changes", None: "not known"}
 _SYMMETRY_WORDS = {
@@ -72,4 +72,5 @@ def _setting(measure: Measure, name: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    with replacing(sys.argv[1]) as stream:
+        stream.write(page())

@@ -6,6 +6,7 @@ import base64
 import os
 from typing import Any
 
+from spiritlevel.cleaning import cleaned_for_page
 from spiritlevel.errors import UsageError, near_names
 from spiritlevel.page import embedding, formulas, opening
 from spiritlevel.page.content import Content
@@ -32,7 +33,8 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def page_of(content: Content) -> Page:
-    """Return everything a page shows, without markup."""
+    """Return everything a page shows, without markup; text from outside is cleaned here, before any of it is used."""
+    content = cleaned_for_page(content)
     first = opening.first_screen(content)
     found = [section(content) for section in SECTIONS]
     return Page(first, [section for section in found if section is not None])

@@ -34,6 +34,7 @@ class Content:
     spectra: Mapping[str, Spectrum] = field(default_factory=dict)
     studies: tuple[Record, ...] = ()
     learning_rate: float | None = None
+    failures: Mapping[str, str] = field(default_factory=dict)  # networks that could not be measured, and why
 
     @property
     def kind(self) -> Kind:

@@ -64,7 +64,7 @@ def cost_words(reports: Iterable[Report]) -> str:
 
 def notes(content: Content) -> list[str]:
     """Return what fell short and what a reader must know, each once."""
-    found: dict[str, None] = {}
+    found = {f"{label} was not measured: {reason}": None for label, reason in content.failures.items()}
     if content.comparison is not None:
         said = content.comparison.reading
         found |= dict.fromkeys(

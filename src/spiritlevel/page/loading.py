@@ -10,11 +10,12 @@ from spiritlevel.audits import Audit
 from spiritlevel.compared import Comparison
 from spiritlevel.errors import UsageError
 from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
-from spiritlevel.results import Report, load_reports
+from spiritlevel.results import Report
+from spiritlevel.results.collecting import Failure, load_saved
 from spiritlevel.results.saving import read_record
 from spiritlevel.spectrum_result import Spectrum
 
-Result = Report | Comparison | Audit | Spectrum
+Result = Report | Comparison | Audit | Spectrum | Failure
 Path = str | os.PathLike[str]
 
 
@@ -27,7 +28,7 @@ def kind_of(path: Path) -> str:
 
 
 def load(path: Path) -> list[Result]:
-    """Return the results in a file; only reports may be several."""
+    """Return the results in a file; only reports may be several, some of them failures."""
     kind = kind_of(path)
     if kind == "comparison":
         return [Comparison.load(path)]
@@ -35,7 +36,8 @@ def load(path: Path) -> list[Result]:
         return [Audit.load(path)]
     if kind == "spectrum":
         return [Spectrum.load(path)]
-    return list(load_reports(path))
+    reports, failures = load_saved(path)
+    return [*reports, *failures]
 
 
 def together(results: Sequence[Result], learning_rate: float | None = None) -> Content:

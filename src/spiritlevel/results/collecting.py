@@ -1,53 +1,84 @@
-"""Many report files as one long table, one row a report and measure."""
+"""Files with several reports, and many of them as one long table, one row a report and measure."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from spiritlevel.errors import UsageError
+from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.results import frames, records
 from spiritlevel.results.report import Report
 from spiritlevel.results.saving import read_record
 from spiritlevel.results.writing import replacing
 
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Path = str | os.PathLike[str]
+Paths = Path | Iterable[Path]
 
 
-def load_reports(path: str | os.PathLike[str]) -> list[Report]:
+@dataclass(frozen=True)
+class Failure:
+    """A weights file among several that could not be measured, and why."""
+
+    weights: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason if self.weights in self.reason else f"{self.weights}: {self.reason}"
+
+
+def load_reports(path: Path) -> list[Report]:
     """Return the report of a file, or all of them where it holds several."""
+    reports, failures = load_saved(path)
+    if not reports:
+        why = f": {failures[0].weights} was not measured ({failures[0].reason})" if failures else ""
+        raise SpiritlevelError(f"{path} holds no report{why}; give another file")
+    return reports
+
+
+def load_saved(path: Path) -> tuple[list[Report], list[Failure]]:
+    """Return the reports of a file and the weights files that could not be measured."""
     record = read_record(path, "report")
     records.check_record(record, str(path))
     if "reports" not in record:
-        return [Report.from_record(record, str(path))]
+        return [Report.from_record(record, str(path))], []
     parts = record["reports"]
-    return [Report.from_record(part, f"{path} (report {position + 1})") for position, part in enumerate(parts)]
+    reports = [Report.from_record(part, f"{path} (report {position + 1})") for position, part in enumerate(parts)]
+    return reports, [Failure(entry["weights"], entry["reason"]) for entry in record.get("failures", ())]
 
 
-def save_reports(reports: Iterable[Report], path: str | os.PathLike[str]) -> None:
+def save_reports(reports: Iterable[Report], path: Path) -> None:
     """Write several reports into one strict JSON file; it appears whole or not at all."""
-    text = records.strict_dumps(several(reports))
+    text = several_text([records.strict_dumps(report.record()) for report in reports])
     with replacing(path) as stream:
         stream.write(text)
 
 
-def several(reports: Iterable[Report]) -> dict[str, Any]:
-    """Return several reports as one JSON value of the published layout."""
-    return {"schema_version": records.SCHEMA_VERSION, "reports": [report.record() for report in reports]}
+def several_text(reports: Iterable[str], failures: Iterable[Failure] = ()) -> str:
+    """Return reports that are strict JSON text already as one text of the published layout.
+
+    It is put together from the reports' own texts, because a command over many weights files writes it after each.
+    """
+    failed = [asdict(failure) for failure in failures]
+    rest = {"failures": failed} if failed else {}
+    frame = records.strict_dumps({"schema_version": records.SCHEMA_VERSION, "reports": [], **rest})
+    # No string of JSON holds the end of a line, so all of them may be indented.
+    parts = ",\n".join("  " + text.rstrip("\n").replace("\n", "\n  ") for text in reports)
+    return frame.replace('"reports": []', f'"reports": [\n{parts}\n ]', 1) if parts else frame
 
 
 def collect(paths: Paths, level: str = "network") -> Any:
     """Return one long pandas table from report files: a row a report and measure, or ("layer") quantity and layer.
 
     Columns that say what a report was taken on come first: ``file``, ``model``, ``weights``, ``loss`` and so on, the
-    count of samples as ``data_samples``.
+    count of samples as ``data_samples``.  Weights files that could not be measured have no row.
     """
     if level not in ("network", "layer"):
         raise UsageError(f"level must be 'network' or 'layer', not {level!r}")
     pandas = frames.pandas()
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     rows = [
-        row for file in files for report in load_reports(file) for row in frames.long_rows(str(file), report, level)
+        row for file in files for report in load_saved(file)[0] for row in frames.long_rows(str(file), report, level)
     ]
     return pandas.DataFrame(rows, columns=frames.long_columns(level))

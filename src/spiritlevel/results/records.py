@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Estimate
+from spiritlevel.results.checking import what_is_wrong
 
 SCHEMA_VERSION = 1
 ESTIMATE_FIELDS = (
@@ -78,7 +79,25 @@ def read_estimate(record: Mapping[str, Any]) -> Estimate:
 
 def strict_dumps(record: Any) -> str:
     """Return strict JSON text, without the NaN and Infinity that the standard does not know."""
-    return json.dumps(record, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(record, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a file name that is no UTF-8, which no reader of JSON could be sure to take
+        return strict_dumps(_spelt_out(record))
+    return text
+
+
+def stored(text: str) -> str:
+    """Return text as a record keeps it: bytes of a file name that are no UTF-8 are spelt out, as ``\\udcff``."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _spelt_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return stored(value)
+    if isinstance(value, Mapping):
+        return {stored(key): _spelt_out(item) for key, item in value.items()}
+    return [_spelt_out(item) for item in value] if isinstance(value, list) else value
 
 
 def strict_loads(text: str, source: str) -> Any:
@@ -103,10 +122,10 @@ def check_record(record: Any, source: str) -> None:
             f"{source} has schema version {version!r}, and this spiritlevel reads version {SCHEMA_VERSION}; "
             "use the version that wrote it"
         )
-    parts = {"header": dict, "settings": dict, "measures": dict, "layers": dict, "neurons": dict, "samples": dict}
-    for part, kind in parts.items():
-        if "reports" not in record and not isinstance(record.get(part), kind):
-            raise SpiritlevelError(f"{source} is not a complete report: its part {part!r} is missing or damaged")
+    kind = "reports" if "reports" in record else "report"
+    found = what_is_wrong(record, kind)
+    if found:
+        raise SpiritlevelError(f"{source} is a damaged report ({found}); save it again")
 
 
 def _number(value: float | None) -> float:

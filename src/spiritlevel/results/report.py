@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from spiritlevel.cleaning import for_terminal
 from spiritlevel.errors import UsageError, near_names
 from spiritlevel.estimate import Estimate
 from spiritlevel.results import frames, records, webpage
@@ -94,7 +95,7 @@ class Report(Saved, Mapping[str, Estimate]):
 
     def __repr__(self) -> str:
         names = ", ".join(self.estimates)
-        return f"<Report of {self.header.get('model') or 'a network'}: {names}>"
+        return for_terminal(f"<Report of {self.header.get('model') or 'a network'}: {names}>")
 
     def _repr_html_(self) -> str:
         return webpage.fragment(self)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.results.checking import what_is_wrong
 from spiritlevel.results.records import SCHEMA_VERSION, strict_dumps, strict_loads
 from spiritlevel.results.writing import replacing
 
@@ -48,6 +49,9 @@ def reading(record: Any, kind: str, source: str) -> Iterator[None]:
             f"{source} has schema version {record.get('schema_version')!r}, and this spiritlevel reads version "
             f"{SCHEMA_VERSION}; use the version that wrote it"
         )
+    found = what_is_wrong(record, kind)
+    if found:
+        raise SpiritlevelError(f"{source} is a damaged {kind} ({found}); save it again")
     with undamaged(kind, source):
         yield
 
@@ -57,12 +61,11 @@ def undamaged(kind: str, source: str) -> Iterator[None]:
     """Turn what a missing or malformed part raises into one sentence."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, UsageError):
             raise
-        raise SpiritlevelError(
-            f"{source} is a damaged {kind} ({type(error).__name__}: {error}); save it again"
-        ) from error
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SpiritlevelError(f"{source} is a damaged {kind} ({words}); save it again") from error
 
 
 def _a(kind: str) -> str:

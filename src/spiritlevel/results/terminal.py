@@ -12,7 +12,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.estimate import Estimate
+from spiritlevel.cleaning import Cleaned, for_terminal
+from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
 from spiritlevel.results.wording import Footnotes, data_words, header_lines
 
@@ -27,7 +28,15 @@ _BOUND_SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 def as_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
     """Return anything rich prints as plain text of a fixed width."""
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(renderable)
+    Console(
+        file=stream,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+    ).print(Cleaned(renderable))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
@@ -47,13 +56,13 @@ def report_table(report: Report, *, layers: bool, notes: bool) -> RenderableType
         if over_samples:
             row.append(Text("" if estimate.stderr_data is None else f"± {plain(estimate.stderr_data, 2)}"))
         table.add_row(*row, Text(how_text(estimate)))
-    parts: list[RenderableType] = [Text(line) for line in header_lines(report)]
-    parts += [table, *(Text(line) for line in footnotes.lines())]
+    parts: list[RenderableType] = [_line(line) for line in header_lines(report)]
+    parts += [table, *map(_line, footnotes.lines())]
     if layers:
         parts += layer_tables(report)
     if notes:
-        parts += [Text(line, style="dim") for line in report.header.get("notes") or []]
-    return Group(*parts)
+        parts += [_line(line, style="dim") for line in report.header.get("notes") or []]
+    return Cleaned(Group(*parts))
 
 
 def layer_tables(report: Report) -> list[RenderableType]:
@@ -67,12 +76,19 @@ def layer_tables(report: Report) -> list[RenderableType]:
         quantity: [_cell(values.get(layer), footnotes, f"{quantity} of {layer}") for layer in layers]
         for quantity, values in report.per_layer.items()
     }
-    return [_Columns("layer", layers, heads, cells), *(Text(line) for line in footnotes.lines())]
+    return [Cleaned(_Columns("layer", layers, heads, cells)), *map(_line, footnotes.lines())]
 
 
-def rows_table(reports: Mapping[str, Report]) -> RenderableType:
-    """Return several networks' reports, a row a network; many measures are spread over several tables."""
+def rows_table(
+    reports: Mapping[str, Report], failures: Mapping[str, str] | None = None, order: Sequence[str] = ()
+) -> RenderableType:
+    """Return several networks' reports, a row a network; many measures are spread over several tables.
+
+    ``failures`` are networks that could not be measured, with the reason: rows without a number.  Rows stand in the
+    ``order`` of labels that is given, by default the reports first.
+    """
     footnotes = Footnotes()
+    failed = failures or {}
     heads: dict[str, Text] = {"loss": Text("loss"), "accuracy": Text("accuracy"), "gradient": Text("gradient norm")}
     cells: dict[str, list[Text]] = {
         "loss": [Text(plain(report.header.get("loss"), 4)) for report in reports.values()],
@@ -86,11 +102,20 @@ def rows_table(reports: Mapping[str, Report]) -> RenderableType:
         for name in report:
             heads.setdefault(f"measure {name}", _column_head(report.title(name), name))
             cells.setdefault(f"measure {name}", [_cell(r.get(name), footnotes, label) for label, r in reports.items()])
+    for key, column in cells.items():
+        column += [Text(_unmeasured(reason, footnotes) if key == "loss" else MISSING) for reason in failed.values()]
     below = [*_meaning_of_signs(reports), *footnotes.lines()]
     if any(report.header.get("at_minimum") is False for report in reports.values()):
         below.insert(0, "* the gradient is not small against its noise: not at a minimum")
-    table = _Columns("weights", list(reports), heads, cells)
-    return Group(*_shared_header(reports), table, *(Text(line) for line in below))
+    labels = [*reports, *failed]
+    places = sorted(range(len(labels)), key=lambda place: order.index(labels[place]) if order else place)
+    cells = {key: [column[place] for place in places] for key, column in cells.items()}
+    table = _Columns("weights", [labels[place] for place in places], heads, cells)
+    return Cleaned(Group(*_shared_header(reports), table, *map(_line, below)))
+
+
+def _unmeasured(reason: str, footnotes: Footnotes) -> str:
+    return f"{MISSING} {footnotes.mark(not_applicable(f'not measured: {reason}'))}"
 
 
 class _Columns:
@@ -99,7 +124,7 @@ class _Columns:
     def __init__(
         self, corner: str, labels: list[str], heads: Mapping[str, Text], cells: Mapping[str, Sequence[Text]]
     ) -> None:
-        self.corner, self.labels, self.heads, self.cells = corner, labels, heads, cells
+        self.corner, self.labels, self.heads, self.cells = corner, list(map(for_terminal, labels)), heads, cells
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first = min(max(map(len, [*self.labels, self.corner])), options.max_width // 3)
@@ -135,8 +160,8 @@ def _shared_header(reports: Mapping[str, Report]) -> list[RenderableType]:
         label: f"{report.header.get('model') or 'network'} on {data_words(report)}" for label, report in reports.items()
     }
     if len(set(lines.values())) == 1:
-        return [Text(next(iter(lines.values())))]
-    return [Text(f"{label}: {line}") for label, line in lines.items()]
+        return [_line(next(iter(lines.values())))]
+    return [_line(f"{label}: {line}") for label, line in lines.items()]
 
 
 def _meaning_of_signs(reports: Mapping[str, Report]) -> list[str]:
@@ -157,18 +182,23 @@ def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str, *, sign
 
 def _titled(title: str, name: str) -> Text:
     """Return the title in words with the id small beside it."""
-    text = Text(title)
-    return text if title == name else text.append(f"  {name}", style="dim")
+    text = _line(title)
+    return text if title == name else text.append(f"  {for_terminal(name)}", style="dim")
 
 
 def _column_head(title: str, name: str) -> Text:
     """Return the title with the id below it, broken after underscores where it is long."""
     lines = [""]
-    for part in re.findall(r"[^_]*_|[^_]+$", name):
+    for part in re.findall(r"[^_]*_|[^_]+$", for_terminal(name)):
         if len(lines[-1]) + len(part) > ID_WIDTH and lines[-1]:
             lines.append("")
         lines[-1] += part
-    return Text(f"{title}\n").append("\n".join(lines), style="dim")
+    return _line(title).append("\n").append("\n".join(lines), style="dim")
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return one line whose text may come from outside."""
+    return Text(for_terminal(text), style=style)
 
 
 def _new_table() -> Table:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import TYPE_CHECKING
 
+from spiritlevel.cleaning import for_page
 from spiritlevel.results.numerals import how_text, plain, value_text
 from spiritlevel.results.wording import Footnotes, header_lines
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report
+
+
+def escape(text: str) -> str:
+    """Return text from outside as it may stand in HTML."""
+    return html.escape(for_page(text))
 
 
 def fragment(report: Report) -> str:

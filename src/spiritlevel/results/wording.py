@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ class Footnotes:
 def shared_prefix_removed(names: Iterable[str]) -> list[str]:
     """Return file names without the folder they all share, as a shell glob gives them."""
     texts = list(names)
-    parts = [text.replace("\\", "/").split("/") for text in texts]
+    parts = [(text.replace("\\", "/") if os.sep == "\\" else text).split("/") for text in texts]
     shared = 0
     while len(texts) > 1 and all(len(part) > shared + 1 for part in parts):
         if len({part[shared] for part in parts}) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritlevelError
+from spiritlevel.results.writing import replacing
 
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
 
@@ -51,4 +52,5 @@ def lines(axis: Any, groups: Mapping[str, tuple[Any, Any]], marker: str = "o") -
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as a small PNG."""
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    with replacing(path, "wb") as stream:
+        figure.savefig(stream, format="png", dpi=110, metadata={"Software": None})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spiritlevel.cleaning import for_csv
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.results.writing import replacing
 from spiritlevel.studies.study import Table
@@ -28,8 +29,8 @@ def write_csv(tables: Mapping[str, Table], path: Path) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     with replacing(path) as stream:
         writer = csv.DictWriter(stream, names)
-        writer.writeheader()
-        writer.writerows(rows)
+        writer.writerow({name: for_csv(name) for name in names})
+        writer.writerows({name: for_csv(cell) for name, cell in row.items()} for row in rows)
 
 
 def write_parquet(tables: Mapping[str, Table], path: Path) -> None:
