@@ -16,6 +16,8 @@ from benchmarks import material, peers
 from benchmarks.exact import diagonals, gradient_pass
 from benchmarks.material import Data
 from benchmarks.timing import Contender, Work, best_setting, relative
+from benchmarks.unchecked import ALLOWED, without_checks
+from benchmarks.unchecked import NAME as UNCHECKED
 
 GOAL = 0.01
 CHECKED = 2048  # samples whose exact traces are known
@@ -146,7 +148,14 @@ def sample_traces(
     def error_in_norm(found: Tensor) -> float:
         return relative(found[:checked], exact)
 
-    contenders = [Contender("Spiritlevel", ours, error_in_norm, "exact")]
+    def unchecked() -> Tensor:
+        with without_checks():
+            return ours()
+
+    contenders = [
+        Contender("Spiritlevel", ours, error_in_norm, "exact"),
+        Contender(UNCHECKED, unchecked, error_in_norm, "the same pass with every check switched off"),
+    ]
     if device.type == "cuda":
         contenders += _on_gpu(sl.Problem(model, data), ours, error_in_norm)
     unavailable = {name: why for name, why in peers.missing().items() if name not in ("curvlinops", "nngeometry")}
@@ -165,6 +174,7 @@ def sample_traces(
     if peers.installed("pyhessian"):
         contenders.append(_pyhessian_sample_by_sample(model, data, exact, min(peer_samples, samples)))
     targets = {"BackPACK BatchDiagGGNExact": 1.5, "PyHessian trace, default stop": 1000.0} if target else {}
+    targets[UNCHECKED] = 1 / ALLOWED
     return Work(
         f"sample_traces_{name}",
         f"Hessian trace of every sample, {title}, {samples:,} images",

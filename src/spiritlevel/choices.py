@@ -77,7 +77,7 @@ def taken_in_words(outputs: Any) -> str:
 
 def choices_taken(problem: Problem, content: Content) -> list[str]:
     """Say what the default forward made of a batch that could be read in another way, and of several outputs."""
-    from spiritlevel.problem import default_forward
+    from spiritlevel.model_forward import default_forward
 
     said: list[str] = []
     if problem.forward_function is default_forward:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from spiritlevel.contents import slice_batch
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import Forward, Problem, arguments_of, default_forward
+from spiritlevel.model_forward import Forward, arguments_of, default_forward
+from spiritlevel.problem import Problem
 from spiritlevel.symmetries import (
     Symmetries,
     find,

@@ -5,7 +5,6 @@ On leaving, everything about it is as it was found.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -62,7 +61,7 @@ class HeldModel:
 
     def _without_gradient_hooks(
         self, modules: list[nn.Module], parameters: Mapping[str, Tensor]
-    ) -> list[tuple[OrderedDict[int, Any], dict[int, Any]]]:
+    ) -> list[tuple[dict[int, Any], dict[int, Any]]]:
         """Empty the tables of hooks that change gradients; return them with what they held."""
         on_parameters = {name: tensor._backward_hooks for name, tensor in parameters.items() if tensor._backward_hooks}
         on_modules = [table for m in modules for table in (m._backward_hooks, m._backward_pre_hooks) if table]

@@ -115,13 +115,17 @@ class Surveyor:
 
     @torch.no_grad()
     def _look_twice(self, batch: Batch, outputs: Tensor) -> None:
-        """Run the first batch again, whole and in part: neither may change what its samples give."""
+        """Run parts of the first batch again, which may not change what its samples give, and where they do, all of it.
+
+        What parts of it give again hangs neither on the other samples nor on chance.
+        """
         problem = self.problem
         _refuse_not_finite_losses(self._first_losses)  # NaN never equals itself, which is nobody's shuffling
-        again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
-        if not _close(again, self._first_losses, problem.dtype):
-            raise SpiritlevelError(problem.disagreement())
         self.coupled = _depends_on_neighbours(problem, batch, outputs)
+        if self.coupled or batch.count == 1:
+            again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
+            if not _close(again, self._first_losses, problem.dtype):
+                raise SpiritlevelError(problem.disagreement())
 
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""

@@ -21,16 +21,14 @@ from spiritlevel.precision import autocast_kinds, without_autocast
 HOOKS = "Hooks on tensors inside the model's forward were left out: they change gradients, not the function measured."
 AUTOCAST = "Autocast inside the model's forward was switched off: numbers are those of the model in its own precision."
 
+# Numbers that Python or another library goes on with; what stays a tensor is known by taking no gradient any more.
 _LEAVING = {
-    Tensor.detach,
-    Tensor.detach_,
-    Tensor.data.__get__,  # type: ignore[attr-defined]
     Tensor.item,
     Tensor.tolist,
     Tensor.numpy,
     Tensor.__array__,
+    Tensor.__dlpack__,
     Tensor.__float__,
-    torch.detach,
 }
 
 
@@ -55,14 +53,27 @@ class Watch(TorchFunctionMode):
         if func is Tensor.register_hook:
             self.left_out.add(HOOKS)
             return RemovableHandle(OrderedDict())
-        if not self._differentiated:
-            pass
-        elif func in _LEAVING:
-            self.values_left_the_graph |= args[0].requires_grad
-        elif not torch.is_grad_enabled():
-            self.values_left_the_graph |= any(isinstance(one, Tensor) and one.requires_grad for one in args)
         if autocast_kinds():
             self.left_out.add(AUTOCAST)
             with without_autocast():
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+                found = func(*args, **kwargs)
+        else:
+            found = func(*args, **kwargs)
+        if self._differentiated and not self.values_left_the_graph and _is_cut_off(found, func):
+            self.values_left_the_graph = any(map(_takes_gradients, (*args, *kwargs.values())))
+        return found
+
+
+def _is_cut_off(found: Any, func: Callable[..., Any]) -> bool:
+    """Whether a result is made of numbers that no gradient is passed back to."""
+    if isinstance(found, Tensor):
+        return not found.requires_grad and (found.is_floating_point() or found.is_complex())
+    if isinstance(found, (tuple, list)):
+        return any(_is_cut_off(one, func) for one in found)
+    return func in _LEAVING
+
+
+def _takes_gradients(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_takes_gradients, value))
+    return isinstance(value, Tensor) and value.requires_grad

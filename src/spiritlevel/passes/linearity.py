@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.losses.custom import CallableLoss
 from spiritlevel.operators.trust import path_of, require_true_gradient
 from spiritlevel.passes.aside import aside
 from spiritlevel.passes.graph import Graph
@@ -29,6 +30,7 @@ class Linearity:
         self.problem = problem
         self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
         self._natural = True  # so far no operation was seen that could be curved
+        self._left = False  # nor did a value leave the graph
         self._trusted = False
         self._drawn: dict[int, Tensor] = {}
         self._settled: set[int] = set()  # operations that were looked at once and need not be again
@@ -49,6 +51,7 @@ class Linearity:
         the first time: they will do where none of these could be curved.
         """
         self._distrust_custom_functions(graph)
+        self._left = self._left or self.problem.watch.values_left_the_graph
         if not outputs.requires_grad or graph.signature in self._settled:
             return
         natural = linear_by_nature(graph)
@@ -84,14 +87,16 @@ class Linearity:
     def _trust(self) -> None:
         """Look once whether derivatives are what they claim to be.
 
-        Where autograd's second derivatives are wrong or missing, a zero among them proves nothing; where no operation
-        could be curved, they are torch's own and the gradient is all there is to look at.
+        Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.  Where no operation
+        could be curved they are torch's own, and so is the gradient, unless a value left the graph or the loss is the
+        user's: then it is all there is to look at.
         """
         if self._trusted:
             return
         self._trusted = True
         if self._natural:
-            require_true_gradient(self.problem)
+            if self._left or isinstance(self.problem.loss, CallableLoss):
+                require_true_gradient(self.problem)
             return
         wrong = path_of(self.problem).wrong
         for name, layer in self.problem.layers.items():

@@ -86,8 +86,8 @@ def _is_own(module: Any, node: Any, place: int, inputs: Tensor) -> bool:
     if type(module) in _BATCH_NORMS and kind == "NativeBatchNormBackward0":
         statistics = [(node._saved_running_mean, module.running_mean), (node._saved_running_var, module.running_var)]
         averaged = not node._saved_training and node._saved_eps == module.eps
-        own = all(mean is not None and _same(saved, mean) for saved, mean in statistics)
-        return averaged and own and _takes(children[1:], module) and _same(node._saved_input, inputs)
+        recorded = all(mean is not None and _same(saved, mean) for saved, mean in statistics)
+        return averaged and recorded and _takes(children[1:], module) and _same(node._saved_input, inputs)
     return False
 
 
