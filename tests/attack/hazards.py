@@ -1,8 +1,8 @@
 """What could mislead an instrument that differentiates: hooks, cuts, wrong backwards, state, the ambient process.
 
-A hazard is a piece put into the network, or something done to it, or a surrounding in which it is measured.  Pieces that
-change derivatives but not values have an attribute ``honest``: set, they are the function that forward computes, of
-which the truth is taken.
+A hazard is a piece put into the network, or something done to it, or a surrounding in which it is measured.  Pieces
+that change derivatives but not values have an attribute ``honest``: set, they are the function that forward computes,
+of which the truth is taken.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import traceback
@@ -203,7 +204,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def judge(case: Case) -> Judge:
     """Measure a case and compare; what the instrument refuses in a sentence is no number."""
     found = Judge(case)
-    with global_hook() if case.hazard is not None and case.hazard.name == "global_hook" else _nothing():
+    with global_hook() if case.hazard is not None and case.hazard.name == "global_hook" else contextlib.nullcontext():
         truth = case.truth()
         _ = truth.hessian
     before = State(case)
@@ -226,11 +227,6 @@ def judge(case: Case) -> Judge:
     for change in before.changes(case):
         found.fail("state", change, "changed", None, "", None)
     return found
-
-
-class _nothing:  # noqa: N801
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _problem(case: Case) -> sl.Problem:
