@@ -43,7 +43,7 @@ class Case:
         return self.hazard.around if self.hazard is not None and self.hazard.around else contextlib.nullcontext
 
     def truth(self) -> Truth:
-        """Return the truth; a hook on all modules of the process is part of the function, other surroundings are not."""
+        """Return the truth, to be computed in the surroundings that are part of the function."""
         chosen = list(_chosen(self.model, self.options.get("parameters")))
         train = self.options.get("mode") == "train"
         # Samples that know nothing of each other are taken in one batch, whatever batches were asked for.
@@ -60,14 +60,14 @@ def _chosen(model: nn.Module, pattern: str | None) -> dict[str, Tensor]:
     return {name: p for name, p in inside.items() if pattern[0] != "*" or pattern == "*" or name.endswith(end)}
 
 
-def make_case(seed: int) -> Case:
-    """Return the case of a seed; networks that came out too large are drawn again."""
+def make_case(seed: int, largest: int = LARGEST) -> Case:
+    """Return the case of a seed; networks that came out too large, or that may not move at all, are drawn again."""
     attempt = 0
     while True:
         torch.manual_seed(1000 * seed + attempt)
         case = _draw(random.Random(f"{seed}.{attempt}"), seed)
         size = sum(p.numel() for p in _chosen(case.model, case.options.get("parameters")).values())
-        if 0 < size <= LARGEST:
+        if 0 < size <= largest:
             return case
         attempt += 1
 

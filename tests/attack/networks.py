@@ -109,11 +109,11 @@ def convolutional(rng: random.Random, channels: int, dimensions: int, smooth: fl
     width = rng.choice([2, 3])
     groups = channels if channels == 2 and width == 2 and rng.random() < 0.5 else 1
     mode = rng.choice(["zeros", "zeros", "circular", "reflect"])
-    pieces: list[nn.Module] = [
-        conv(channels, width, rng.choice([2, 3]), padding=rng.choice([0, 1]), padding_mode=mode, groups=groups,
-             stride=rng.choice([1, 1, 2]), dilation=rng.choice([1, 1, 2]) if mode == "zeros" else 1,
-             bias=rng.random() < 0.7)
-    ]  # fmt: skip
+    kernel, padding, stride = rng.choice([2, 3]), rng.choice([0, 1]), rng.choice([1, 1, 2])
+    dilation, bias = rng.choice([1, 1, 2]) if mode == "zeros" else 1, rng.random() < 0.7
+    stride = 1 if dilation == 2 and not padding else stride  # something must be left to pool
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "padding_mode": mode}
+    pieces: list[nn.Module] = [conv(channels, width, kernel, groups=groups, bias=bias, **options)]
     if rng.random() < 0.4:
         pieces.append(norm(width))
         pieces[-1].running_mean.normal_(0, 0.2)
