@@ -29,8 +29,9 @@ from tests.attack.hazards import (
 
 def _some_linear(rng: random.Random, model: nn.Module) -> nn.Module:
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-    found = [m for m in model.modules() if isinstance(m, kinds) and m.weight.requires_grad]
-    return rng.choice(found)
+    idle = ("holder", "idle")  # never called
+    found = [m for n, m in model.named_modules() if isinstance(m, kinds) and not n.endswith(idle)]
+    return rng.choice([m for m in found if m.weight.requires_grad])
 
 
 def _late(h: Tensor, level: float) -> Tensor:
@@ -80,7 +81,7 @@ def counting_hook(rng: random.Random, model: nn.Module) -> None:
         calls[0] += 1
         return output * 1.5 if calls[0] % 3 == 0 else output
 
-    _some_linear(rng, model).register_forward_hook(change)
+    model.head.register_forward_hook(change)
 
 
 def backward_hook(rng: random.Random, model: nn.Module) -> None:

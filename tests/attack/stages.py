@@ -23,7 +23,7 @@ PIECEWISE: list[Callable[[], nn.Module]] = [
     lambda: Plain(lambda x: torch.where(x > 0, x, -0.5 * x)),
     lambda: Plain(lambda x: x * (x > 0)),
     lambda: Plain(lambda x: F.relu_(x + 0.0)),
-    lambda: Plain(lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -1)].relu()),
+    lambda: Plain(lambda x: x[..., torch.arange(x.shape[-1] - 1, -1, -1)].relu()),
     nn.Identity,
 ]
 SMOOTH: list[Callable[[], nn.Module]] = [
