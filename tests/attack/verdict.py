@@ -241,7 +241,8 @@ def _measures(case: Case, truth: Truth, found: Judge, rng: random.Random) -> Non
     if rng.random() < 0.1:  # by itself: its eigenvalues stop at the tolerance too
         estimates["kappa_sum"] = sl.measure(_problem(case), measures="kappa_sum")["kappa_sum"]
     for name, estimate in estimates.items():
-        value, scale = _truth_of(name, truth)
+        # Where there is no fixed function its truth would only draw random numbers.
+        value, scale = (None, 1.0) if case.policy == "undefined" else _truth_of(name, truth)
         found.estimate(name, estimate, value, scale)
     if case.policy == "undefined":
         return
