@@ -198,7 +198,10 @@ class Checkpointed(Piece):
 
 
 class Stateful(Piece):
-    """Buffers written in forward: a counter, a running mean that nothing uses, or one that the outputs use."""
+    """Buffers written in forward: a counter, a running mean that nothing uses, or one that the outputs use.
+
+    The truth is the function that forward computes from the buffers as they were found.
+    """
 
     def __init__(self, rng: random.Random, kind: str) -> None:
         super().__init__(rng)
