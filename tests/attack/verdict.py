@@ -22,6 +22,7 @@ EXACT = {torch.float64: 1e-8, torch.float32: 1e-4}
 STANDARD_ERRORS = 5.0
 TOLERANCE = 0.9  # at which sampling stops: the errors that are judged are those stated, so a few probes do
 SETTINGS = {"hessian_top_eigenvalue.tolerance": 1e-3, "hessian_spectral_norm.tolerance": 1e-3}
+DIFFERENCE = 0.02  # of a product that says it is a finite difference: where two steps of it agree
 EIGENVALUE = 2e-3  # of the largest in magnitude: twice the default tolerance of the residual
 
 
@@ -299,5 +300,8 @@ def _products(case: Case, truth: Truth, found: Judge, rng: random.Random) -> Non
         if case.coupled:
             return
         matrix = truth.ggn
-    got = getattr(problem, which) @ v.to(dtype)
+    operator = getattr(problem, which)
+    got = operator @ v.to(dtype)
+    if operator.path.differences and operator.path.converged:  # it says that it is one
+        found.tolerance = DIFFERENCE
     found.tensor(f"{which} @ v", got, matrix @ v, float(matrix.norm() * v.norm()) / len(truth.theta) ** 0.5)
