@@ -183,7 +183,7 @@ def _depends_on_neighbours(problem: Problem, batch: Batch, outputs: Tensor) -> b
             for module in problem.model.modules()
         )
     half = (batch.count + 1) // 2
-    for count in sorted({half, *(size for size in SMALL_BATCHES if size < half)}, reverse=True):
+    for count in sorted({min(half, size) for size in SMALL_BATCHES}, reverse=True):
         try:
             alone = problem.outputs(slice_batch(batch.content, 0, count))
         except Exception:  # a model that needs its whole batch

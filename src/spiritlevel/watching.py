@@ -39,6 +39,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.left_out: set[str] = set()  # notes on what was left out or switched off
         self.values_left_the_graph = False
+        self.dtypes: set[torch.dtype] = set()  # of all floating-point results
         self._differentiated = False
 
     def __enter__(self) -> Watch:
@@ -59,6 +60,8 @@ class Watch(TorchFunctionMode):
                 found = func(*args, **kwargs)
         else:
             found = func(*args, **kwargs)
+        if isinstance(found, Tensor) and found.is_floating_point():
+            self.dtypes.add(found.dtype)
         if self._differentiated and not self.values_left_the_graph and _is_cut_off(found, func):
             self.values_left_the_graph = any(map(_takes_gradients, (*args, *kwargs.values())))
         return found

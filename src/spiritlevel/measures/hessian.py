@@ -123,7 +123,7 @@ def hessian_frobenius(
     form: str = "norm",
     tolerance: float = 0.05,
     k: int = 10,
-    probes: int = 8,
+    probes: int = 16,
     max_probes: int = 128,
 ) -> Estimate:
     """Root of the sum of squared curvatures: the top k are counted, the rest sampled."""

@@ -19,10 +19,12 @@ from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, GenericPoint
 from spiritlevel.passes.graph import Graph
 from spiritlevel.problem import Batch, Problem
 
-# Of the sum over samples of the sizes: far below one sample's part.  A model that cannot run in float64 shows less.
-CLOSE = {torch.float64: 1e-6, torch.float32: 0.05}
+# Of the sum over samples of the sizes: far below one sample's part.  Models that do not run in float64 show less.
+CLOSE, CLOSE_OTHERWISE = 1e-7, 0.05
 # A difference that rounding blurs by more than this part of one sample's share decides nothing.
-BLURRED = {torch.float64: 0.1, torch.float32: 100.0}
+BLURRED, BLURRED_OTHERWISE = 0.1, 100.0
+# A tensor whose gradient is small moves further, up to so many times: its part, were it wrong, must stand out as well.
+FURTHER = 1e4
 
 
 def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
@@ -67,18 +69,21 @@ class _Combination:
 
     def what_is_wrong(self, curvature: bool) -> str:
         """Return which derivative no step of a difference agrees with, in words; empty where all is well."""
+        self._balance()
         _, sizes, slope, bend = self._derivatives(0.0, curvature)
+        plain = self.dtype == torch.float64 and not self.at.in_part
+        close, blurred = (CLOSE, BLURRED) if plain else (CLOSE_OTHERWISE, BLURRED_OTHERWISE)
         slope_agrees, bend_agrees = False, bend is None
         rounding = ROUNDINGS * torch.finfo(self.dtype).eps
         for step in STEPS[self.dtype]:
             ahead, behind = (self._derivatives(size, False) for size in (step, -step))
             by_sample = (ahead[0] - behind[0]) / (2 * step)
             total, blur = float(by_sample.abs().sum()), rounding * float(sizes.sum()) / step
-            if blur <= BLURRED[self.dtype] * total / self.samples or total == 0:
-                slope_agrees |= abs(slope - float(by_sample.sum())) <= CLOSE[self.dtype] * total + blur
+            if blur <= blurred * total / self.samples or total == 0:
+                slope_agrees |= abs(slope - float(by_sample.sum())) <= close * total + blur
             if bend is not None:
                 second = (ahead[2] - behind[2]) / (2 * step)
-                allowed = 10 * CLOSE[self.dtype] * max(abs(second), abs(bend)) + rounding * total / step
+                allowed = 10 * close * max(abs(second), abs(bend)) + rounding * total / step
                 bend_agrees |= abs(bend - second) <= allowed
             if slope_agrees and bend_agrees:
                 return ""
@@ -86,26 +91,44 @@ class _Combination:
             return "the gradient that torch computes is not the derivative of the outputs"
         return "the second derivative that torch computes is not the derivative of the gradient"
 
+    def _balance(self) -> None:
+        """Let every tensor's part of the slope be of about one size."""
+        gradient, _, _ = self._gradient(0.0, False)
+        direction = self.at.direction
+        parts = {name: abs(_along([part], [direction[name]])) for name, part in zip(direction, gradient)}
+        largest = max(parts.values(), default=0.0)
+        for name, part in parts.items():
+            if part > 0:  # one that takes no gradient at all moves as it is
+                direction[name] *= min(largest / part, FURTHER)
+
     def _derivatives(self, step: float, curvature: bool) -> tuple[Tensor, Tensor, float, float | None]:
         """Return each sample's part, the size of what it is made of, and the sum's derivatives along the direction."""
+        gradient, parts, bend = self._gradient(step, curvature)
+        slope = _along(gradient, list(self.at.direction.values()))
+        return parts.sum(1), parts.abs().sum(1), slope, bend
+
+    def _gradient(self, step: float, curvature: bool) -> tuple[list[Tensor], Tensor, float | None]:
+        """Return the gradient of the combination, its parts (B, ...) and, where asked for, its second derivative."""
         leaves = self.at.leaves(step)
         outputs = self.at.outputs(self.content, leaves)
         if self.mixture is None:
             drawn = torch.randn(outputs.shape, generator=self._generator, dtype=torch.float64)
             self.mixture = drawn.to(outputs)
         parts = (self.mixture * outputs).reshape(len(outputs), -1)
-        sizes = parts.detach().abs().sum(1).double()
         tensors, direction = list(leaves.values()), list(self.at.direction.values())
-        total = parts.sum()
+        total, bend = parts.sum(), None
+        gradient = gradient_graph(total, tensors) if curvature else _plain_gradient(total, tensors)
         if curvature:
-            gradient = gradient_graph(total, tensors)
             bent = hessian_vectors(gradient, tensors, [part[None] for part in direction])
             bend = _along([part[0] for part in bent], direction)
-        else:
-            gradient = list(torch.autograd.grad(total, tensors, allow_unused=True)) if total.requires_grad else []
-            bend = None
-        slope = _along([torch.zeros(()) if part is None else part.detach() for part in gradient], direction)
-        return parts.detach().sum(1).double(), sizes, slope, bend
+        filled = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(gradient, tensors)]
+        return filled, parts.detach().double(), bend
+
+
+def _plain_gradient(total: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
+    if not total.requires_grad:
+        return [None] * len(tensors)
+    return list(torch.autograd.grad(total, tensors, allow_unused=True))
 
 
 def _along(parts: list[Tensor], direction: list[Tensor]) -> float:

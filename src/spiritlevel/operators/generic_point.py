@@ -16,10 +16,12 @@ from spiritlevel.problem import Problem
 # Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
 # A network of hundreds of layers has so many kinks and so much curvature that only the last steps cross none of them.
 STEPS = {torch.float64: (1e-6, 1e-8, 1e-9, 1e-4, 1e-3, 1e-2, 1e-10, 1e-11), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
-TOLERANCE = {torch.float64: 2e-3, torch.float32: 0.1}
+# Where all is computed in float64; where some operations are not, whatever they get; and where nothing is.
+TOLERANCE, TOLERANCE_IN_PART = {torch.float64: 1e-5, torch.float32: 0.1}, 2e-3
 ROUNDINGS = 200.0
 # Entries of tensors that are zero (biases, gates at the start) move by this much of one.
 SMALLEST_SCALE = 1e-3
+DRAWN = 65_537  # numbers, a prime: rows of no layer have that length
 
 
 class GenericPoint:
@@ -27,19 +29,26 @@ class GenericPoint:
 
     def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
         self.problem, self.dtype = problem, dtype
+        self.in_part = False  # some operation was computed in another dtype
         model = problem.model
-        self._fixed = {name: self._cast(tensor.detach()) for name, tensor in model.named_parameters()}
+        chosen = problem.chosen_parameters
+        self._fixed = {n: self._cast(tensor.detach()) for n, tensor in model.named_parameters() if n not in chosen}
         self._buffers = {name: tensor.detach() for name, tensor in model.named_buffers()}
-        sizes = torch.stack([tensor.detach().double().square().mean().sqrt() for tensor in problem.tensors]).tolist()
+        norms = [torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64) for tensor in problem.tensors]
+        sizes = (
+            torch.stack(norms) / torch.tensor([tensor.numel() for tensor in problem.tensors]).sqrt().to(norms[0])
+        ).tolist()
         self.scales = {
             name: max(size, SMALLEST_SCALE) if size == size else SMALLEST_SCALE  # a tensor may hold no numbers
             for name, size in zip(problem.parameters, sizes)
         }
         self.point: dict[str, Tensor] = {}
         self.direction: dict[str, Tensor] = {}
-        # All drawn at once: a GPU is handed them in one piece.
+        # All drawn at once: a GPU is handed them in one piece.  No more than are needed for nothing to line up: drawing
+        # millions would take longer than the check.
         generator = seeded_generator(problem.seed, 7)
-        drawn = torch.randn(2, problem.size, generator=generator, dtype=torch.float64).to(problem.device, dtype)
+        drawn = torch.randn(2, min(problem.size, DRAWN), generator=generator, dtype=torch.float64)
+        drawn = drawn.to(problem.device, dtype).repeat(1, -(-problem.size // DRAWN))[:, : problem.size]
         moved, along = (problem.unflatten(draw) for draw in drawn)
         for name, tensor in problem.chosen_parameters.items():
             self.point[name] = self._cast(tensor.detach()) + 0.1 * self.scales[name] * moved[name]
@@ -64,9 +73,17 @@ class GenericPoint:
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the model's outputs at some parameters."""
+        self.problem.watch.dtypes.clear()
         buffers = {name: self._cast(tensor).clone() for name, tensor in self._buffers.items()}
         with LinearConvolutions(), LinearPieces():  # as products take them
-            return self.problem.outputs(content, {**self._fixed, **buffers, **parameters})
+            outputs = self.problem.outputs(content, {**self._fixed, **buffers, **parameters})
+        self.in_part = bool(self.problem.watch.dtypes - {self.dtype})
+        return outputs
+
+    @property
+    def tolerance(self) -> float:
+        """How closely derivatives must agree, by the precision that the outputs were seen to be computed in."""
+        return max(TOLERANCE[self.dtype], TOLERANCE_IN_PART if self.in_part else 0.0)
 
 
 def padding_rows(problem: Problem) -> dict[str, int]:

@@ -24,7 +24,7 @@ from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
-from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, TOLERANCE, GenericPoint
+from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, GenericPoint
 from spiritlevel.problem import Problem
 
 Kind = Literal["double backward", "finite differences"]
@@ -191,7 +191,7 @@ class _Check:
         parts += [(g * self.at.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
         found = _together(parts)
         size, slope = math.hypot(*found[: len(tensors)]), sum(found[len(tensors) :])
-        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), size)
+        return leaves, outputs, loss, slope, _Agreement(self.dtype, self.at.tolerance, len(tensors), size)
 
     def _size_of(self, loss: Tensor) -> float:
         return self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
@@ -249,8 +249,8 @@ def _together(numbers: list[Tensor]) -> list[float]:
 class _Agreement:
     """What has agreed with differences at some step so far."""
 
-    def __init__(self, dtype: torch.dtype, count: int, gradient_size: float) -> None:
-        self.tolerance = TOLERANCE[dtype]
+    def __init__(self, dtype: torch.dtype, tolerance: float, count: int, gradient_size: float) -> None:
+        self.tolerance = tolerance
         self.rounding = ROUNDINGS * torch.finfo(dtype).eps
         self.gradient_size = gradient_size
         self.slope_agrees = self.push_agrees = False
