@@ -344,3 +344,34 @@ def test_a_wrong_analysis_cannot_pass_the_proof(analysed: Any) -> None:
     other = nn.Sequential(model[0], nn.GELU(), model[2], nn.GELU(), model[4])
     with pytest.raises(SpiritlevelError, match="not the same"):
         symmetries.rescale_neurons(other, x, seed=0, low=0.1, high=10, found=found)
+
+
+def test_a_network_is_traced_once_and_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spiritlevel.symmetries import tracing
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.smooth = nn.Linear(4, 5), nn.Linear(5, 3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            return self.second(hidden.tanh() if self.smooth else hidden.relu())
+
+    traced: list[int] = []
+    original = tracing.trace
+
+    def counted(*arguments: Any) -> Any:
+        traced.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(tracing, "trace", counted)
+    model, example = Chosen(), torch.randn(6, 4)
+    first = symmetries.find(model, example)
+    assert symmetries.find(model, example).of_kind("layers") == first.of_kind("layers") != ()
+    assert len(traced) == 1
+    model.smooth = True  # another graph, in which no layer can be rescaled
+    assert not symmetries.find(model, example).of_kind("layers")
+    assert len(traced) == 2
+    symmetries.find(model, example[:1])
+    assert len(traced) == 3

@@ -17,12 +17,12 @@ from spiritlevel.model_forward import Forward, arguments_of, default_forward
 from spiritlevel.problem import Problem
 from spiritlevel.symmetries import (
     Symmetries,
-    find,
     permute_neurons,
     rescale_layers,
     rescale_neurons,
     scale_output,
 )
+from spiritlevel.symmetries.search import find_in_copy
 
 EXAMPLE_SAMPLES = 64  # outputs are proven equal on so many samples, and the mean loss then on all of them
 # Relative change of the mean loss and of its largest samples that rounding explains, by dtype.
@@ -37,6 +37,7 @@ class Equivalents:
     """
 
     def __init__(self, problem: Problem, dtype: torch.dtype | None = torch.float64) -> None:
+        self._original = problem.model
         self.problem = problem if dtype in (None, problem.dtype) else problem.on_network(_copied(problem, dtype))
         self._forward = self.problem.forward_function
         self._wrapped = self._forward is not default_forward
@@ -60,7 +61,7 @@ class Equivalents:
     @cached_property
     def found(self) -> Symmetries:
         """The symmetries of the network."""
-        return find(self.network, self.example, mode=self.problem.mode)
+        return find_in_copy(self.network, self.example, mode=self.problem.mode, original=self._original)
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the exact symmetries of a kind: "layers" or "neurons"."""

@@ -52,12 +52,18 @@ def open_model(
         copied = str(wanted_dtype).removeprefix("torch.")
         notes.append(f"The model's {found} weights are measured on a copy in {copied}.")
     wanted_device = _as_device(device)
-    if (wanted_dtype is None or kinds == {wanted_dtype}) and (
-        wanted_device is None or all(_same_device(tensor.device, wanted_device) for tensor in tensors)
+    made_for_inference = any(tensor.is_inference() for tensor in tensors)  # these can take no gradients
+    if made_for_inference:
+        notes.append("The model was made in inference mode and is measured on a copy.")
+    if (
+        not made_for_inference
+        and (wanted_dtype is None or kinds == {wanted_dtype})
+        and (wanted_device is None or all(_same_device(tensor.device, wanted_device) for tensor in tensors))
     ):
         return model, notes
     try:
-        return copy.deepcopy(model).to(device=wanted_device, dtype=wanted_dtype), notes
+        with torch.inference_mode(False):
+            return copy.deepcopy(model).to(device=wanted_device, dtype=wanted_dtype), notes
     except Exception as error:
         raise SpiritlevelError(
             f"the model could not be copied to {wanted_device or 'its device'} as {wanted_dtype or 'its dtype'} "

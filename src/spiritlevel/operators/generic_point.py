@@ -16,8 +16,8 @@ from spiritlevel.problem import Problem
 # Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
 # A network of hundreds of layers has so many kinks and so much curvature that only the last steps cross none of them.
 STEPS = {torch.float64: (1e-6, 1e-8, 1e-9, 1e-4, 1e-3, 1e-2, 1e-10, 1e-11), torch.float32: (3e-3, 1e-2, 1e-3, 3e-2)}
-# Where all is computed in float64; where some operations are not, whatever they get; and where nothing is.
-TOLERANCE, TOLERANCE_IN_PART = {torch.float64: 1e-5, torch.float32: 0.1}, 2e-3
+# What derivatives may differ by: as long as differences are sharp, and at the most.
+SHARP, TOLERANCE = 1e-5, {torch.float64: 2e-3, torch.float32: 0.1}
 ROUNDINGS = 200.0
 # Entries of tensors that are zero (biases, gates at the start) move by this much of one.
 SMALLEST_SCALE = 1e-3
@@ -79,11 +79,6 @@ class GenericPoint:
             outputs = self.problem.outputs(content, {**self._fixed, **buffers, **parameters})
         self.in_part = bool(self.problem.watch.dtypes - {self.dtype})
         return outputs
-
-    @property
-    def tolerance(self) -> float:
-        """How closely derivatives must agree, by the precision that the outputs were seen to be computed in."""
-        return max(TOLERANCE[self.dtype], TOLERANCE_IN_PART if self.in_part else 0.0)
 
 
 def padding_rows(problem: Problem) -> dict[str, int]:

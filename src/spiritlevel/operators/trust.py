@@ -24,7 +24,7 @@ from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimate import Status
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors, push_forward
-from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, GenericPoint
+from spiritlevel.operators.generic_point import ROUNDINGS, SHARP, STEPS, TOLERANCE, GenericPoint
 from spiritlevel.problem import Problem
 
 Kind = Literal["double backward", "finite differences"]
@@ -191,7 +191,7 @@ class _Check:
         parts += [(g * self.at.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
         found = _together(parts)
         size, slope = math.hypot(*found[: len(tensors)]), sum(found[len(tensors) :])
-        return leaves, outputs, loss, slope, _Agreement(self.dtype, self.at.tolerance, len(tensors), size)
+        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), size)
 
     def _size_of(self, loss: Tensor) -> float:
         return self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
@@ -203,7 +203,7 @@ class _Check:
             with torch.no_grad():
                 ahead, behind = _together([self._evaluate(self.at.moved(size))[1] for size in (step, -step)])
             agreement.slope(slope, (ahead - behind) / (2 * step), step, self._size_of(loss))
-            if agreement.slope_agrees:
+            if agreement.slope_agrees and step != STEPS[self.dtype][0]:
                 return
         agreement.require_slope()
 
@@ -222,8 +222,8 @@ class _Check:
                 agreement.second([p[0] for p in second], difference, list(self.at.scales.values()), step)
             if pushed is not None:
                 agreement.push(pushed[0][0], (ahead[0] - behind[0]) / (2 * step), step, float(outputs.detach().norm()))
-            if agreement.complete(second is not None, pushed is not None):
-                break
+            if agreement.complete(second is not None, pushed is not None) and step != STEPS[self.dtype][0]:
+                break  # not after the first: two tell how sharp they are
         agreement.require_slope()
         if second is None or not agreement.second_agrees:
             path.hessian = "finite differences"
@@ -247,25 +247,45 @@ def _together(numbers: list[Tensor]) -> list[float]:
 
 
 class _Agreement:
-    """What has agreed with differences at some step so far."""
+    """What has agreed with differences at some step so far, and what never will.
 
-    def __init__(self, dtype: torch.dtype, tolerance: float, count: int, gradient_size: float) -> None:
-        self.tolerance = tolerance
+    Two steps that agree with each other tell how sharp a difference is.  A derivative that lies further from both than
+    they from each other is wrong, and no later step, blurred by rounding, can save it.
+    """
+
+    def __init__(self, dtype: torch.dtype, count: int, gradient_size: float) -> None:
+        self.tolerance = TOLERANCE[dtype]
         self.rounding = ROUNDINGS * torch.finfo(dtype).eps
         self.gradient_size = gradient_size
-        self.slope_agrees = self.push_agrees = False
-        self.tensors = [False] * count
+        self._verdicts: dict[tuple[str, int], _Verdict] = {}
+        self._count = count
+
+    @property
+    def slope_agrees(self) -> bool:
+        return self._verdict("slope").agrees
+
+    @property
+    def push_agrees(self) -> bool:
+        return self._verdict("push").agrees
+
+    @property
+    def tensors(self) -> list[bool]:
+        return [self._verdict("second", place).agrees for place in range(self._count)]
 
     @property
     def second_agrees(self) -> bool:
         return all(self.tensors)
 
+    def _verdict(self, kind: str, place: int = 0) -> _Verdict:
+        return self._verdicts.setdefault((kind, place), _Verdict())
+
     def complete(self, second: bool, push: bool) -> bool:
         return self.slope_agrees and (self.second_agrees or not second) and (self.push_agrees or not push)
 
     def slope(self, slope: float, difference: float, step: float, loss: float) -> None:
-        allowed = 5 * self.tolerance * self.gradient_size + self.rounding * loss / step
-        self.slope_agrees |= abs(slope - difference) <= allowed
+        found, expected = (torch.tensor(value, dtype=torch.float64) for value in (slope, difference))
+        size = 5 * self.gradient_size  # along one direction; the gradient itself may be larger
+        self._verdict("slope").look(found, expected, size, self.tolerance * size, self.rounding * loss / step)
 
     def require_slope(self) -> None:
         if not self.slope_agrees:
@@ -276,8 +296,9 @@ class _Agreement:
             )
 
     def push(self, pushed: Tensor, difference: Tensor, step: float, size: float) -> None:
-        allowed = self.tolerance * float(difference.norm()) + self.rounding * size / step
-        self.push_agrees |= float((pushed - difference).norm()) <= allowed
+        length = float(difference.norm())
+        rounding = self.rounding * size / step
+        self._verdict("push").look(pushed, difference, length, self.tolerance * length, rounding)
 
     def second(self, products: list[Tensor], differences: list[Tensor], scales: list[float], step: float) -> None:
         """Tensor by tensor, in units in which every tensor's entries are of order one."""
@@ -285,11 +306,30 @@ class _Agreement:
         rounding = self.rounding * self.gradient_size / step
         if step < 1e-9 and rounding > 0.05 * total:
             return  # nothing but rounding would be compared
-        noise = 1e-3 * self.tolerance * total + rounding
         for place, (product, difference, scale) in enumerate(zip(products, differences, scales)):
             size = scale * max(float(product.norm()), float(difference.norm()))
-            gap = scale * float((product - difference).norm())
-            self.tensors[place] |= gap <= self.tolerance * size + noise
+            allowed = self.tolerance * size + 1e-3 * self.tolerance * total
+            self._verdict("second", place).look(scale * product, scale * difference, size, allowed, rounding)
+
+
+@dataclass
+class _Verdict:
+    """Whether one derivative agrees with its differences."""
+
+    agrees: bool = False
+    _refuted: bool = False
+    _before: tuple[Tensor, float] | None = None  # the difference of the step before, and its rounding
+
+    def look(self, found: Tensor, difference: Tensor, size: float, allowed: float, rounding: float) -> None:
+        """Compare at one more step: ``allowed`` at the most, and what ``rounding`` makes of the difference."""
+        gap = float((found - difference).norm())
+        if self._before is not None:
+            apart = float((difference - self._before[0]).norm())
+            # Rounding shows between two steps as well; what the sharper one has of it is a bound for both.
+            least = min(rounding, self._before[1])
+            self._refuted |= gap > SHARP * size + 10 * apart + least
+        self._before = difference, rounding
+        self.agrees = not self._refuted and (self.agrees or gap <= allowed + rounding)
 
 
 def _attempt(compute: Callable[[], list[Tensor]], path: Path) -> list[Tensor] | None:

@@ -120,7 +120,16 @@ class Linearity:
         return self._drawn[place]
 
     def _is_curved(self, scalar: Tensor, inputs: Sequence[Any]) -> bool:
-        """Whether the second derivative of ``scalar`` along a random direction of ``inputs`` differs from 0.0."""
+        """Whether the second derivative of ``scalar`` along a random direction of ``inputs`` differs from 0.0.
+
+        So it does as far as anyone can tell where an operation has none.
+        """
+        try:
+            return self._differs_from_zero(scalar, inputs)
+        except NotImplementedError:
+            return True
+
+    def _differs_from_zero(self, scalar: Tensor, inputs: Sequence[Any]) -> bool:
         first = torch.autograd.grad(scalar, inputs, create_graph=True, allow_unused=True)
         dependent = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
         if not dependent:

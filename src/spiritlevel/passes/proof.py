@@ -83,9 +83,10 @@ def _is_own(module: Any, node: Any, place: int, inputs: Tensor) -> bool:
         own = (module.stride, module.padding, module.dilation, module.groups)
         plain = not node._saved_transposed and settings == own and module.padding_mode == "zeros"
         return plain and _takes(children[1:], module) and _same(node._saved_input, inputs)
-    if type(module) in _BATCH_NORMS and kind == "NativeBatchNormBackward0":
+    if type(module) in _BATCH_NORMS and kind in ("NativeBatchNormBackward0", "CudnnBatchNormBackward0"):
         statistics = [(node._saved_running_mean, module.running_mean), (node._saved_running_var, module.running_var)]
-        averaged = not node._saved_training and node._saved_eps == module.eps
+        eps = node._saved_eps if kind.startswith("Native") else node._saved_epsilon
+        averaged = not node._saved_training and eps == module.eps
         recorded = all(mean is not None and _same(saved, mean) for saved, mean in statistics)
         return averaged and recorded and _takes(children[1:], module) and _same(node._saved_input, inputs)
     return False

@@ -13,7 +13,7 @@ from spiritlevel.symmetries.found import Analysis, Symmetries, Symmetry
 from spiritlevel.symmetries.operations import RULES
 from spiritlevel.symmetries.proof import outputs
 from spiritlevel.symmetries.scales import Classes, Conflict, Labels
-from spiritlevel.symmetries.tracing import as_call, copied, in_mode, trace, unwrapped
+from spiritlevel.symmetries.tracing import as_call, copied, in_mode, traced_once, unwrapped
 from spiritlevel.symmetries.unit_rules import UnitWalk, exchangeable
 from spiritlevel.symmetries.walking import Walk, follow
 
@@ -27,12 +27,17 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     2 and 3). With ``mode="train"`` BatchNorm uses batch statistics. A network that cannot be traced has nothing found,
     with the reason.
     """
+    return find_in_copy(model, example, mode=mode, original=model)
+
+
+def find_in_copy(model: nn.Module, example: Any, *, mode: str, original: nn.Module) -> Symmetries:
+    """Do the same for a copy in another precision, whose graph is known for as long as the original lives."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; give a torch.nn.Module")
     as_call(example)
     runnable = in_mode(copied(unwrapped(model)), mode)
     try:
-        traced = trace(runnable, example)
+        traced = traced_once(original, runnable, example)
     except Exception as error:
         _check_runs(model, example, mode)
         return Symmetries((), (), f"the network cannot be traced ({_in_short(error)})", mode)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,38 @@ def trace(model: nn.Module, example: Any) -> Trace:
                 failure = failure or error
     assert failure is not None
     raise failure
+
+
+# torch keeps something of every graph it exports for as long as the process lives, so a network is traced once.
+_known: WeakKeyDictionary[nn.Module, tuple[str, Trace]] = WeakKeyDictionary()
+
+
+def traced_once(model: nn.Module, runnable: nn.Module, example: Any) -> Trace:
+    """Return the trace of ``runnable``, a copy of ``model`` in its mode; the one of before where nothing changed since.
+
+    What may change a graph is what the modules are, the shapes of their tensors and of the example, and plain values
+    among their attributes.
+    """
+    structure = _structure(runnable, example)
+    known = _known.get(model)
+    if known is None or known[0] != structure:
+        known = _known[model] = structure, trace(runnable, example)
+    return known[1]
+
+
+def _structure(model: nn.Module, example: Any) -> str:
+    plain = (bool, int, float, str, tuple, type(None))
+    lines = []
+    for name, module in model.named_modules():
+        values = {key: value for key, value in vars(module).items() if isinstance(value, plain)}
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        shapes = [(key, tuple(tensor.shape), str(tensor.dtype), str(tensor.device)) for key, tensor in own]
+        values |= {key: id(getattr(value, "__code__", value)) for key, value in vars(module).items() if callable(value)}
+        hooks = [id(hook) for table in (module._forward_hooks, module._forward_pre_hooks) for hook in table.values()]
+        lines.append(f"{name} {type(module).__qualname__} {id(type(module))} {values} {shapes} {hooks}")
+    leaves, layout = pytree.tree_flatten(as_call(example))
+    inputs = [(tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves]
+    return "\n".join([*lines, str(layout), str(inputs)])
 
 
 def _first_samples(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
