@@ -53,6 +53,9 @@ class _Unguarded:
     def refuse_changes(self) -> None:
         pass
 
+    def written_buffers(self) -> dict[str, Tensor]:
+        return {}
+
     def put_back(self) -> None:
         pass
 

@@ -96,6 +96,12 @@ class WeightsBefore:
             for name, tensor in model.named_parameters()
             if id(tensor) not in known
         }
+        self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
+
+    def written_buffers(self) -> dict[str, Tensor]:
+        """Put back the buffers that the forward pass changed, and return them as they were."""
+        changed = put_back(list(self._buffers.values()))
+        return {name: before for (name, (_, before)), different in zip(self._buffers.items(), changed) if different}
 
     def refuse_changes(self) -> None:
         """Put back what the forward pass changed, and refuse a model that does so."""

@@ -111,6 +111,7 @@ class Problem:
         self._session_depth = 0
         self._weights_before: WeightsBefore | None = None  # until the first forward pass
         self._writes_nothing = False  # the model's forward leaves its parameters alone
+        self._own_buffers: dict[str, Tensor] = {}  # those that a forward pass writes to, as they were
         self._writes_to_inputs: bool | None = None  # until the first forward pass; then it gets copies, if it does
         self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
         self.vetted: dict[int, bool] = {}  # batches whose samples' derivatives were checked one by one; True: both
@@ -131,7 +132,7 @@ class Problem:
         other._forward = Forward(model, self.forward_function)
         other.watch = Watch()
         other._session_depth = 0
-        other._weights_before, other._writes_nothing = None, False
+        other._weights_before, other._writes_nothing, other._own_buffers = None, False, {}
         other._writes_to_inputs = None
         other.spent = Counter()
         other.vetted = {}
@@ -162,6 +163,7 @@ class Problem:
             few.source = held(pick_samples(batch.content, places))
             few.progress = None
         few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
+        few._own_buffers = self._own_buffers
         return few
 
     def in_own_batches(self) -> Problem:
@@ -365,10 +367,11 @@ class Problem:
         if self._writes_to_inputs is not False:
             content = map_tensors(content, torch.clone)
         with watched, quick_pooling(self.device):
-            if parameters is None:
+            if parameters is None and not self._own_buffers:
                 outputs = self._forward(content)
             else:
-                replaced = {f"model.{name}": tensor for name, tensor in parameters.items()}
+                fresh = {name: buffer.clone() for name, buffer in self._own_buffers.items()}
+                replaced = {f"model.{name}": tensor for name, tensor in {**fresh, **(parameters or {})}.items()}
                 outputs = torch.func.functional_call(self._forward, replaced, (content,))
         for text in self.watch.left_out:
             self.note(text)
@@ -377,7 +380,14 @@ class Problem:
             self._writes_to_inputs = any(not torch.equal(after, before) for after, before in pairs)
         if parameters is None and self._weights_before is not None:
             self._weights_before.refuse_changes()
+            if self.mode == "eval":  # in training mode statistics are written as a matter of course
+                self._own_buffers = self._weights_before.written_buffers()
             self._weights_before, self._writes_nothing = None, True
+            if self._own_buffers:
+                self.note(
+                    f"The model's forward writes to its buffers ({next(iter(self._own_buffers))}): every pass begins "
+                    "with those it came with."
+                )
         return outputs
 
     def agrees(self, batch: Batch, losses: Tensor) -> None:

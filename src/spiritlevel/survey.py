@@ -18,7 +18,7 @@ from spiritlevel.problem import Batch, Problem
 # Outputs of the first sweep are kept up to this many numbers, so that forward-only measures need no second sweep.
 KEPT_OUTPUTS = 20_000_000
 # A model may treat small batches as something else; checks and products work on batches of about these sizes.
-SMALL_BATCHES = (16, 4, 2)
+SMALL_BATCHES = (8, 4, 2)
 LOOKS = 4
 
 

@@ -112,6 +112,8 @@ def _drawn(rng: random.Random, seed: int) -> Case:
     policy = hazard.policy if hazard is not None else "right"
     if policy == "right" and any(isinstance(m, nn.EmbeddingBag) for m in model.modules()):
         policy = "honest"  # torch has no second derivative of it
+    if hazard is not None and hazard.act is not None and "columns" in traits["stages"]:
+        coupled, policy = True, "honest" if policy == "right" else policy  # a hook's rows are then not the samples
     if rng.random() < 0.08:
         options["mode"] = "train"
         normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())

@@ -236,13 +236,15 @@ def judge(case: Case) -> Judge:
 def _gives_the_same(case: Case) -> bool:
     """Whether a network without a fixed function gives the same outputs however often it is run."""
     with torch.no_grad(), torch.random.fork_rng():
-        inputs = case.x.clone()
-        found = [case.model(inputs.clone()) for _ in range(6)]
-    first = [t for t in (found[0] if isinstance(found[0], (tuple, list)) else [found[0]]) if isinstance(t, Tensor)]
-    if not first:
-        return False
-    others = [one if isinstance(one, (tuple, list)) else [one] for one in found[1:]]
-    return all(a.equal(b) for one in others for a, b in zip(first, [t for t in one if isinstance(t, Tensor)]))
+        first, *others = [_tensors(case.model(case.x.clone())) for _ in range(6)]
+    return bool(first) and all(a.equal(b) for one in others for a, b in zip(first, one))
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    values = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, (tuple, list)) else ()
+    return [t for t in (*values, getattr(outputs, "logits", None)) if isinstance(t, Tensor)]
 
 
 def _problem(case: Case) -> sl.Problem:

@@ -69,6 +69,10 @@ class Eigenpairs:
         )
 
 
+# Order of a matrix up to which all of it costs little more than a search that may stop at the second largest.
+WRITTEN_OUT = 24
+
+
 def top_eigenpairs(
     matvec: Matvec,
     size: int,
@@ -113,6 +117,8 @@ def top_eigenpairs(
     if max_sweeps < 2 or tolerance <= 0:
         raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
     block = min(size, block if block is not None else k)
+    if size <= WRITTEN_OUT:
+        block = size  # a small matrix is written out: nothing is left to chance
     width = width if width is not None else (block + 1) // 2
     if block < 1 or width < 1:
         raise UsageError(f"block and width must be at least 1; found {block} and {width}.")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from spiritlevel.blocks import Blocks
-from spiritlevel.estimate import Estimate, Result, not_applicable
+from spiritlevel.estimate import Estimate, How, Result, not_applicable
 from spiritlevel.estimators.eigenvalues import Eigenpairs
 from spiritlevel.estimators.lanczos import lanczos
 from spiritlevel.estimators.probes import random_signs
@@ -105,6 +105,20 @@ def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 
     return Estimate(**{**vars(flipped), "details": {**found.details, "sign": -1}})
 
 
+def _frobenius_written_out(problem: Problem, form: str) -> Estimate:
+    """As many products as there are parameters, which are fewer than probes might be: nothing is sampled."""
+    matrix = HessianOperator(problem, keep_graphs=None)
+    columns = matrix.matvec(torch.eye(problem.size, dtype=problem.dtype, device=problem.device))
+    matrix.release()
+    square = float(columns.double().square().sum())
+    value = {"norm": math.sqrt(square), "squared": square, "squared_per_parameter": square / problem.size}[form]
+    status, reason = matrix.path.verdict()
+    how: How = "estimated" if matrix.path.differences else "exact"
+    return Estimate(
+        value, how=how, status=status, reason=reason, samples=problem.survey.count, passes=float(problem.size)
+    )
+
+
 @declare(
     title="Frobenius norm of the Hessian",
     formula=r"\|\nabla^2_\theta L\|_F",
@@ -127,6 +141,8 @@ def hessian_frobenius(
     max_probes: int = 128,
 ) -> Estimate:
     """Root of the sum of squared curvatures: the top k are counted, the rest sampled."""
+    if problem.size <= max_probes:
+        return _frobenius_written_out(problem, form)
     # However far these have converged, the estimate stays unbiased; only its variance rests on them.
     pairs = eigen(k, "largest")
     values: list[float] = []

@@ -27,7 +27,7 @@ from spiritlevel.passes.stages import Stages, find_stages
 from spiritlevel.problem import Batch, Problem
 
 # Samples on which a layer's rule is held against autograd.
-TRIED = 16
+TRIED = 8
 
 
 class WrongGuess(Exception):
@@ -113,6 +113,7 @@ class Rules:
     ) -> tuple[list[str], Stages]:
         some, few, own = self.few = self._small(batch, outputs, recorder, graph)
         content = slice_batch(batch.content, 0, len(some)) if aside else None
+        # Also where the graph proves the rules right: not that they are written right.
         covered = _agreeing_layers(self.problem, some, few, own, content)
         stages = find_stages(recorder, graph, covered, len(factor.columns), self.room_on_gpu)
         # Maps over columns go through a user's own functions by rules of his own: not by them.
