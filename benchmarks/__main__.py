@@ -24,7 +24,7 @@ QUICK = {
     "trace": 64, "probes": 8, "lenet5": 64, "fcnbn": 64, "resnet18": 8, "peer_samples": 1, "layers": 64,
     "top": 64, "density": 32, "density_probes": 5, "density_steps": 20, "descent_steps": 300, "papers": 64,
 }  # fmt: skip
-ON_GPU = {**FULL, "lenet5": 60_000, "fcnbn": 10_000, "resnet18": 1000, "layers": 2048, "top": 2048, "density": 2048,
+ON_GPU = {**FULL, "lenet5": 60_000, "fcnbn": 60_000, "resnet18": 10_000, "layers": 2048, "top": 2048, "density": 2048,
           "papers": 10_000}  # fmt: skip
 
 

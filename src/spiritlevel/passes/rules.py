@@ -68,7 +68,7 @@ class Rules:
     def choose(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide for this batch."""
         if graph.signature not in self._by_graph:
-            self._by_graph[graph.signature] = self._decided(batch, outputs, recorder, factor, graph, aside=False)
+            self._by_graph[graph.signature] = self._decided(batch, outputs, recorder, factor, graph)
         covered, stages = self._by_graph[graph.signature]
         # A layer that hands gradients through another one's rule is no better than that one: all or compared.
         if not rules_are_proven(graph, recorder, covered, batch.count):
@@ -95,7 +95,8 @@ class Rules:
 
     def confirm(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Look now, beside other work, at what was guessed."""
-        if self._decided(batch, outputs, recorder, factor, graph, aside=True) != self._by_graph[graph.signature]:
+        guessed = self._by_graph[graph.signature]
+        if self._decided(batch, outputs, recorder, factor, graph, guessed) != guessed:
             raise WrongGuess
 
     def _go_by(self, covered: list[str], stages: Stages) -> None:
@@ -109,13 +110,23 @@ class Rules:
         return tuple(name for name in self.problem.parameters if name not in by_rule)
 
     def _decided(
-        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph, *, aside: bool
+        self,
+        batch: Batch,
+        outputs: Tensor,
+        recorder: Recorder,
+        factor: Factor,
+        graph: Graph,
+        guessed: tuple[list[str], Stages] | None = None,
     ) -> tuple[list[str], Stages]:
+        """Decide on a few samples; where something was guessed, they are run aside from the work that goes by it."""
         some, few, own = self.few = self._small(batch, outputs, recorder, graph)
-        content = slice_batch(batch.content, 0, len(some)) if aside else None
+        content = None if guessed is None else slice_batch(batch.content, 0, len(some))
         # Also where the graph proves the rules right: not that they are written right.
         covered = _agreeing_layers(self.problem, some, few, own, content)
-        stages = find_stages(recorder, graph, covered, len(factor.columns), self.room_on_gpu)
+        if guessed is not None and covered == guessed[0]:
+            stages = guessed[1]
+        else:
+            stages = find_stages(recorder, graph, covered, len(factor.columns), self.room_on_gpu)
         # Maps over columns go through a user's own functions by rules of his own: not by them.
         own_functions = bool(graph.before_custom)
         if own_functions or not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
