@@ -143,7 +143,7 @@ def hazards() -> list[Hazard]:
         Hazard("autocast_inside", "honest", piece=LowPrecision, dtype=torch.float32),
         Hazard("in_place", "honest", piece=InPlace),
         Hazard("buffers_idle", "right", piece=lambda rng: Stateful(rng, "idle")),
-        Hazard("buffers_used", "honest", piece=lambda rng: Stateful(rng, "used")),
+        Hazard("buffers_used", "honest", piece=lambda rng: Stateful(rng, "used"), coupled=True),
         Hazard("buffers_counting", "honest", piece=lambda rng: Stateful(rng, "calls")),
         Hazard("noise_dropout", "undefined", piece=lambda rng: Noisy(rng, "dropout")),
         Hazard("noise_last_row", "undefined", piece=lambda rng: Noisy(rng, "row")),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from spiritlevel.blocks import Blocks
-from spiritlevel.estimate import Estimate, How, Result, not_applicable
+from spiritlevel.estimate import Estimate, Result, not_applicable
 from spiritlevel.estimators.eigenvalues import Eigenpairs
 from spiritlevel.estimators.lanczos import lanczos
 from spiritlevel.estimators.probes import random_signs
@@ -105,18 +105,43 @@ def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 
     return Estimate(**{**vars(flipped), "details": {**found.details, "sign": -1}})
 
 
-def _frobenius_written_out(problem: Problem, form: str) -> Estimate:
-    """As many products as there are parameters, which are fewer than probes might be: nothing is sampled."""
+def _squares_written_out(problem: Problem) -> Estimate:
+    """Sum all squares: as many products as there are parameters, which are fewer than probes might be."""
     matrix = HessianOperator(problem, keep_graphs=None)
-    columns = matrix.matvec(torch.eye(problem.size, dtype=problem.dtype, device=problem.device))
+    columns = matrix.matvec(torch.eye(problem.size, dtype=problem.dtype, device=problem.device)).double()
     matrix.release()
-    square = float(columns.double().square().sum())
-    value = {"norm": math.sqrt(square), "squared": square, "squared_per_parameter": square / problem.size}[form]
     status, reason = matrix.path.verdict()
-    how: How = "estimated" if matrix.path.differences else "exact"
+    square = float(columns.square().sum())
+    if not matrix.path.differences:
+        return Estimate(
+            square, how="exact", status=status, reason=reason, samples=problem.survey.count, passes=float(problem.size)
+        )
+    # Differences are off by what two steps differ by, and by what makes of them a matrix that is not symmetric.
+    norm = math.sqrt(square)
+    error = max(matrix.path.disagreement * norm, float((columns - columns.t()).norm()) / 2)
     return Estimate(
-        value, how=how, status=status, reason=reason, samples=problem.survey.count, passes=float(problem.size)
+        square,
+        2 * norm * error,
+        how="estimated",
+        status=status,
+        reason=reason,
+        samples=problem.survey.count,
+        passes=float(problem.size),
     )
+
+
+def _in_form(square: Estimate, form: str, size: int) -> Estimate:
+    """Return the sum of squares as what was asked for, with every form in the details."""
+    value, error = square.value, square.stderr or 0.0
+    root = math.sqrt(max(value, 0.0))
+    shown = {
+        "norm": (root, error / (2 * root) if root > 0 else 0.0),
+        "squared": (value, error),
+        "squared_per_parameter": (value / size, error / size),
+    }
+    details = {key: {"value": one, "stderr": stderr} for key, (one, stderr) in shown.items()}
+    value, error = shown[form]
+    return Estimate(**{**vars(square), "value": value, "stderr": error, "details": details})
 
 
 @declare(
@@ -142,7 +167,7 @@ def hessian_frobenius(
 ) -> Estimate:
     """Root of the sum of squared curvatures: the top k are counted, the rest sampled."""
     if problem.size <= max_probes:
-        return _frobenius_written_out(problem, form)
+        return _in_form(_squares_written_out(problem), form, problem.size)
     # However far these have converged, the estimate stays unbiased; only its variance rests on them.
     pairs = eigen(k, "largest")
     values: list[float] = []
@@ -174,14 +199,7 @@ def hessian_frobenius(
         samples=problem.survey.count,
         passes=float(products),
     )
-    shown = {
-        "norm": (math.sqrt(max(mean, 0.0)), error / (2 * math.sqrt(mean)) if mean > 0 else 0.0),
-        "squared": (mean, error),
-        "squared_per_parameter": (mean / problem.size, error / problem.size),
-    }
-    details = {key: {"value": value, "stderr": stderr} for key, (value, stderr) in shown.items()}
-    value, stderr = shown[form]
-    return Estimate(**{**vars(square), "value": value, "stderr": stderr, "details": details})
+    return _in_form(square, form, problem.size)
 
 
 @declare(

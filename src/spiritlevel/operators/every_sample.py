@@ -3,11 +3,13 @@
 A function written in Python has a backward of its own; a value that left the graph (detach, ``.item()``) comes back as
 a constant.  Either may be right for most samples and wrong for one, which a check of a few samples would not show.  So
 batches in which such a thing was seen are looked at whole: a random combination of all samples' outputs has its first
-and second derivative along a random direction taken both ways, in float64 at a generic point near the parameters, and
-must agree so closely that one sample's part, were it wrong, would stand out.
+and second derivative along a random direction taken both ways, in float64 at two generic points, one near the
+parameters and one next to them, and must agree so closely that one sample's part, were it wrong, would stand out.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.estimators.probes import seeded_generator
 from spiritlevel.operators.differentiation import gradient_graph, hessian_vectors
-from spiritlevel.operators.generic_point import ROUNDINGS, STEPS, GenericPoint
+from spiritlevel.operators.generic_point import AWAY, CLOSE_BY, ROUNDINGS, STEPS, GenericPoint
 from spiritlevel.passes.graph import Graph
 from spiritlevel.problem import Batch, Problem
 
@@ -39,7 +41,8 @@ def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> Non
         return
     for dtype in dict.fromkeys((torch.float64, problem.dtype)):
         try:
-            wrong = _Combination(problem, batch, dtype).what_is_wrong(curvature)
+            found = (_Combination(problem, batch, dtype, d).what_is_wrong(curvature) for d in (AWAY, CLOSE_BY))
+            wrong = next(filter(None, found), "")
         except (RuntimeError, TypeError, NotImplementedError) as error:
             if dtype == problem.dtype:
                 raise SpiritlevelError(
@@ -60,9 +63,9 @@ def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> Non
 class _Combination:
     """A random combination of a batch's outputs as a function of a step along one direction."""
 
-    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype, distance: float) -> None:
         self.dtype, self.samples = dtype, batch.count
-        self.at = GenericPoint(problem, dtype)
+        self.at = GenericPoint(problem, dtype, distance)
         self.content = self.at.cast(batch.content)
         self.mixture: Tensor | None = None
         self._generator = seeded_generator(problem.seed, 9)
@@ -73,9 +76,9 @@ class _Combination:
         _, sizes, slope, bend = self._derivatives(0.0, curvature)
         plain = self.dtype == torch.float64 and not self.at.in_part
         close, blurred = (CLOSE, BLURRED) if plain else (CLOSE_OTHERWISE, BLURRED_OTHERWISE)
-        slope_agrees, bend_agrees, decided = False, bend is None, False
+        slope_agrees, bend_agrees, bend_refuted, decided = False, bend is None, False, False
         rounding = ROUNDINGS * torch.finfo(self.dtype).eps
-        before: tuple[float, float] | None = None  # what the step before gave
+        before: tuple[float, float, float] | None = None  # what the step before gave, and how it was rounded
         for step in STEPS[self.dtype]:
             ahead, behind = (self._derivatives(size, False) for size in (step, -step))
             by_sample = (ahead[0] - behind[0]) / (2 * step)
@@ -83,14 +86,19 @@ class _Combination:
             total, blur = float(by_sample.abs().sum()), rounding * float(sizes.sum()) / step
             # Two steps tell how sharp a difference is: a kink in between, a curvature of extreme scale.
             apart = (0.0, 0.0) if before is None else (abs(first - before[0]), abs(second - before[1]))
-            before = first, second
+            rounded = rounding * total / step
             if blur + apart[0] <= blurred * total / self.samples:
                 decided = True
                 slope_agrees |= abs(slope - first) <= close * total + blur + 3 * apart[0]
             if bend is not None:
-                allowed = 10 * close * max(abs(second), abs(bend)) + rounding * total / step + 3 * apart[1]
-                bend_agrees |= abs(bend - second) <= allowed
-            if slope_agrees and bend_agrees:
+                allowed, gap = 10 * close * max(abs(second), abs(bend)), abs(bend - second)
+                bend_agrees |= gap <= allowed + rounded + 3 * apart[1]
+                # Two steps that agree with each other and not with it: no later one, across a kink, can save it.
+                sharpest = math.inf if before is None else min(rounded, before[2]) + 10 * apart[1]
+                bend_refuted |= gap > allowed + sharpest
+            bend_agrees &= not bend_refuted
+            before = first, second, rounded
+            if slope_agrees and bend_agrees and (bend is None or step != STEPS[self.dtype][0]):
                 return ""
         if decided and not slope_agrees:
             return "the gradient that torch computes is not the derivative of the outputs"

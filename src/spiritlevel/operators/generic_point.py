@@ -19,6 +19,9 @@ STEPS = {torch.float64: (1e-6, 1e-8, 1e-9, 1e-4, 1e-3, 1e-2, 1e-10, 1e-11), torc
 # What derivatives may differ by: as long as differences are sharp, and at the most.
 SHARP, TOLERANCE = 1e-5, {torch.float64: 2e-3, torch.float32: 0.1}
 ROUNDINGS = 200.0
+# How far the point lies from the parameters, in their own size: away from whatever is special about them, or so close
+# that a function which asks for values takes the same branches as there.
+AWAY, CLOSE_BY = 0.1, 1e-4
 # Entries of tensors that are zero (biases, gates at the start) move by this much of one.
 SMALLEST_SCALE = 1e-3
 DRAWN = 65_537  # numbers, a prime: rows of no layer have that length
@@ -27,7 +30,7 @@ DRAWN = 65_537  # numbers, a prime: rows of no layer have that length
 class GenericPoint:
     """Parameters moved a little, in one dtype; ``direction`` has entries of the parameters' own size."""
 
-    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, dtype: torch.dtype, distance: float = AWAY) -> None:
         self.problem, self.dtype = problem, dtype
         self.in_part = False  # some operation was computed in another dtype
         model = problem.model
@@ -51,7 +54,7 @@ class GenericPoint:
         drawn = drawn.to(problem.device, dtype).repeat(1, -(-problem.size // DRAWN))[:, : problem.size]
         moved, along = (problem.unflatten(draw) for draw in drawn)
         for name, tensor in problem.chosen_parameters.items():
-            self.point[name] = self._cast(tensor.detach()) + 0.1 * self.scales[name] * moved[name]
+            self.point[name] = self._cast(tensor.detach()) + distance * self.scales[name] * moved[name]
             self.direction[name] = self.scales[name] * along[name]
         for name, row in padding_rows(problem).items():
             self.direction[name][row] = 0.0

@@ -284,8 +284,9 @@ class _Agreement:
 
     def slope(self, slope: float, difference: float, step: float, loss: float) -> None:
         found, expected = (torch.tensor(value, dtype=torch.float64) for value in (slope, difference))
-        size = 5 * self.gradient_size  # along one direction; the gradient itself may be larger
-        self._verdict("slope").look(found, expected, size, self.tolerance * size, self.rounding * loss / step)
+        size = self.gradient_size
+        allowed = 5 * self.tolerance * size  # along one direction; the gradient itself may be larger
+        self._verdict("slope").look(found, expected, size, allowed, self.rounding * loss / step)
 
     def require_slope(self) -> None:
         if not self.slope_agrees:
