@@ -1,18 +1,17 @@
-"""Run the corpus: python -m tests.attack --networks 2000 --seed 1 --json FILE."""
+"""Run the corpus: python -m tests.attack --networks 2000 --seed 1 --processes 2 --json FILE."""
 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
+import multiprocessing
 import time
-import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
 
-from tests.attack.corpus import make_case
-from tests.attack.verdict import judge
+from tests.attack.record import judged, record_of
 
 
 def main() -> int:
@@ -20,47 +19,28 @@ def main() -> int:
     parser.add_argument("--networks", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1, help="the first network is seed × 1,000,000")
     parser.add_argument("--only", type=int, help="one network, by its own seed")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="where the record goes")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     first = given.seed * 1_000_000
     seeds = [given.only] if given.only is not None else range(first, first + given.networks)
-    failures, compared, times = [], collections.Counter(), collections.Counter()
     start = time.perf_counter()
-    for seed in seeds:
-        began = time.perf_counter()
-        case = make_case(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found = judge(case)
-            except Exception as error:  # the truth itself could not be had: the corpus is at fault
-                print(seed, "no truth", type(error).__name__, error, case.traits)
-                continue
-        compared.update(found.compared)
-        failures += found.failures
-        times[str(case.traits["hazard"])] += time.perf_counter() - began
-        for failure in found.failures:
-            print(
-                seed,
-                failure.what,
-                failure.quantity,
-                failure.got,
-                failure.truth,
-                failure.label,
-                failure.error,
-                flush=True,
-            )
-    bad = {failure.seed for failure in failures}
-    seconds = time.perf_counter() - start
-    print(f"{len(list(seeds))} networks, {dict(compared)} numbers, {len(bad)} networks with failures, {seconds:.0f} s")
-    by = collections.Counter((f.what, str(f.traits["hazard"])) for f in failures)
-    for (what, hazard), count in sorted(by.items()):
+    with multiprocessing.get_context("spawn").Pool(given.processes, torch.set_num_threads, (1,)) as pool:
+        found = []
+        for one in pool.imap(judged, seeds, chunksize=1 if given.only is not None else 10):
+            found.append(one)
+            for line in one["lines"]:
+                print(line, flush=True)
+    record = record_of(list(seeds), found)
+    minutes = (time.perf_counter() - start) / 60
+    print(f"{record['networks']} networks, {record['compared']} numbers, {minutes:.1f} min: {record['failed']} failed")
+    for (what, hazard), count in sorted(
+        Counter((f["what"], f["traits"]["hazard"]) for f in record["failures"]).items()
+    ):
         print(f"{what:10} {hazard:24} {count}")
     if given.json is not None:
-        record = {"seeds": list(seeds), "compared": dict(compared), "failures": [f.record() for f in failures]}
-        given.json.write_text(json.dumps(record, indent=1, default=str), encoding="utf-8")
-    return int(bool(bad))
+        given.json.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    return int(bool(record["failed"]))
 
 
 if __name__ == "__main__":

@@ -107,14 +107,14 @@ class _Combination:
         return "the second derivative that torch computes is not the derivative of the gradient"
 
     def _balance(self) -> None:
-        """Let every tensor's part of the slope be of about one size."""
+        """Let every tensor's part of the slope be of about one size, and all of one sign: they may not cancel."""
         gradient, _, _ = self._gradient(0.0, False)
         direction = self.at.direction
-        parts = {name: abs(_along([part], [direction[name]])) for name, part in zip(direction, gradient)}
-        largest = max(parts.values(), default=0.0)
+        parts = {name: _along([part], [direction[name]]) for name, part in zip(direction, gradient)}
+        largest = max(map(abs, parts.values()), default=0.0)
         for name, part in parts.items():
-            if part > 0:  # one that takes no gradient at all moves as it is
-                direction[name] *= min(largest / part, FURTHER)
+            if part != 0:  # one that takes no gradient at all moves as it is
+                direction[name] *= math.copysign(min(largest / abs(part), FURTHER), part)
 
     def _derivatives(self, step: float, curvature: bool) -> tuple[Tensor, Tensor, float, float | None]:
         """Return each sample's part, the size of what it is made of, and the sum's derivatives along the direction."""
