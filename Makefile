@@ -28,6 +28,7 @@ demo: $(STAMP)
 lint: $(TESTS)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/lint-imports
 
 types: $(TESTS)
 	$(BIN)/mypy

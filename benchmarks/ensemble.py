@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from spiritlevel.nets import build
-from spiritlevel.training import train, train_ensemble
+from spiritlevel.lab.nets import build
+from spiritlevel.lab.training import train, train_ensemble
 
 NETWORKS, IMAGES, BATCH = 32, 4096, 64
 

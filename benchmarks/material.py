@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spiritlevel.datasets import load
-from spiritlevel.nets import build
+from spiritlevel.lab.datasets import load
+from spiritlevel.lab.nets import build
 
 Data = tuple[Tensor, Tensor]
 

@@ -16,7 +16,7 @@ import spiritlevel as sl
 from benchmarks import material
 from benchmarks.exact import diagonals, gradient_pass
 from benchmarks.timing import Contender, Work, relative
-from spiritlevel.estimators.balancing import balance
+from spiritlevel.engine.estimators.balancing import balance
 from spiritlevel.measures.declaration import QUANTITIES
 from spiritlevel.measures.registry import GROUPS, MEASURES
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from spiritlevel import page
-from spiritlevel.errors import UsageError
-from spiritlevel.estimate import Estimate
 from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.results import Report
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.estimate import Estimate
 
 FLAGS = (
     "--no-sandbox",

@@ -17,12 +17,12 @@ from benchmarks import material, peers
 from benchmarks.exact import PlainHessian, distance, gradient_pass
 from benchmarks.material import Data
 from benchmarks.timing import Contender, Work, best_setting
-from spiritlevel.estimators.eigenvalues import USUAL_WIDTH, top_eigenpairs
-from spiritlevel.estimators.lanczos import lanczos
-from spiritlevel.estimators.probes import random_signs
-from spiritlevel.estimators.quadrature import Quadrature
-from spiritlevel.operators import HessianOperator
-from spiritlevel.operators.layer_tops import top_eigenvalues
+from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, top_eigenpairs
+from spiritlevel.engine.estimators.lanczos import lanczos
+from spiritlevel.engine.estimators.probes import random_signs
+from spiritlevel.engine.estimators.quadrature import counted_quadrature
+from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 
 TOLERANCE = 1e-3
 DRAWS = 5
@@ -128,7 +128,7 @@ def _our_density(model: nn.Module, data: Data, probes: int, steps: int, seed: in
     operator = HessianOperator(problem, keep_graphs=None)
     start = random_signs(problem.size, probes, seed=seed, dtype=problem.dtype, device=problem.device)
     with problem.session():  # as ``spectrum`` does
-        found = Quadrature.counted(lanczos(operator.matvec, start, steps))
+        found = counted_quadrature(lanczos(operator.matvec, start, steps))
     operator.release()
     return found.nodes, found.weights
 

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from spiritlevel import problem as problems
-from spiritlevel.losses import Factor
-from spiritlevel.passes import curvature, linearity, rules
-from spiritlevel.passes.graph import Graph
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.problem import Batch
-from spiritlevel.survey import Surveyor
+from spiritlevel.engine.passes import curvature, linearity, rules
+from spiritlevel.engine.passes.graph import Graph
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.inputs import given as problems
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.survey import Surveyor
 
 NAME = "Spiritlevel, without its checks"
 ALLOWED = 1.1  # times the pass without them

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spiritlevel.passes.curvature import gauss_newton_columns
-from spiritlevel.passes.graph import Graph, look_at
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.problem import Problem
+from spiritlevel.engine.passes.curvature import gauss_newton_columns
+from spiritlevel.engine.passes.graph import Graph, look_at
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.problem import Problem
 
 SAMPLES = 7
 

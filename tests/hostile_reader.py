@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spiritlevel.checkpoints import load_weights
-from spiritlevel.errors import SpiritlevelError
+from spiritlevel.inputs.weights.checkpoints import load_weights
+from spiritlevel.values.errors import SpiritlevelError
 
 FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "webbrowser.", "import", "exec", "compile")
 HARMLESS = ("os.listdir", "os.scandir")

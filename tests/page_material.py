@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from spiritlevel import datasets
-from spiritlevel.audits import Audit, Sweep, Trial, Verdict
-from spiritlevel.estimate import Estimate
+from spiritlevel.engine.problem import Problem
+from spiritlevel.lab import datasets
 from spiritlevel.measures.registry import MEASURES
-from spiritlevel.problem import Problem
 from spiritlevel.results import Report
-from spiritlevel.spectrum_result import Spectrum
+from spiritlevel.results.audits import Audit, Sweep, Trial, Verdict
+from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.values.estimate import Estimate
 
 SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # reordering changes nothing
 HOSTILE = ("<b>x</b>", "<img src=x onerror=alert(1)>", "</script>")

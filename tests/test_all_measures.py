@@ -15,14 +15,14 @@ from cases import PIECEWISE_LINEAR, SMOOTH, Recurrent
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.estimate import Estimate
+from spiritlevel.analyses.measuring import chosen_settings, run_measure
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
+from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import DEFAULT, GROUPS, MEASURES, select
-from spiritlevel.measuring import chosen_settings, run_measure
-from spiritlevel.problem import Problem
-from spiritlevel.reference import Dense
+from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
-from spiritlevel.workbench import Workbench
+from spiritlevel.values.estimate import Estimate
 
 # Settings that make slow measures quick and noisy ones quieter; the same for both sides of every comparison.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -11,8 +11,8 @@ from test_data import COUNT, Items, arrays, call_with_input, numpy_arrays
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.values.errors import SpiritlevelError
 
 
 @pytest.fixture

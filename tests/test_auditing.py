@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.auditing import chosen_strengths, judge
-from spiritlevel.audits import Audit
-from spiritlevel.equivalents import Equivalents
-from spiritlevel.estimate import Estimate
+from spiritlevel.analyses.auditing import chosen_strengths, judge
+from spiritlevel.analyses.equivalents import Equivalents
+from spiritlevel.results.audits import Audit
+from spiritlevel.values.estimate import Estimate
 
 # Written down from Petzka et al. 2019 (table 1, theorems 2 and 3, appendix B) and Tsuzuku et al. 2019 (sections 4, 5
 # and 7), not read from the declarations.

@@ -19,7 +19,7 @@ from benchmarks import growth, tables
 from benchmarks.exact import PlainHessian, diagonals, distance, gradient_pass
 from benchmarks.measure_works import descend, from_one_pass
 from benchmarks.timing import Contender, Work, best_setting, measure, number, spread
-from spiritlevel.estimators.balancing import balance
+from spiritlevel.engine.estimators.balancing import balance
 
 CPU = torch.device("cpu")
 

@@ -24,9 +24,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.checkpoints import load_weights, read_tensors
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.safe_pickle import safe_unpickle
+from spiritlevel.inputs.weights.checkpoints import load_weights, read_tensors
+from spiritlevel.inputs.weights.safe_pickle import safe_unpickle
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 class Net(nn.Module):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.losses import CrossEntropy, SameToken, labels_of
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.losses import CrossEntropy, SameToken, labels_of
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 COUNT, LENGTH, VOCABULARY = 6, 5, 7
 

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import spiritlevel
-from spiritlevel import nets
 from spiritlevel.cli import main
 from spiritlevel.cli.values import parse_pairs, parse_value
+from spiritlevel.lab import nets
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.wording import UNTRAINED
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spiritlevel import datasets, nets, training
-from spiritlevel.audits import Audit
 from spiritlevel.cli import main
-from spiritlevel.compared import Comparison
+from spiritlevel.lab import datasets, nets, training
+from spiritlevel.results.audits import Audit
+from spiritlevel.results.compared import Comparison
 
 COMMON = ("--data", "digits", "--samples", "200", "--model-args", "widths=[6,5]", "--quiet")
 FEW = ("--measures", "hessian_trace,rho_sum,output_margin")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spiritlevel import nets
 from spiritlevel.cli import main
+from spiritlevel.lab import nets
+from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.results.wording import UNTRAINED
-from spiritlevel.spectrum_result import Spectrum
 
 FAST = ["--samples", "40", "--probes", "2", "--steps", "4"]
 

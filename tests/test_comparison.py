@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel import datasets, nets, training
-from spiritlevel.compared import Comparison
-from spiritlevel.estimate import Estimate
-from spiritlevel.reading import Finding, reading
+from spiritlevel.analyses.reading import Finding, reading
+from spiritlevel.analyses.sample_groups import on_samples
+from spiritlevel.lab import datasets, nets, training
 from spiritlevel.results import Report
-from spiritlevel.sample_groups import on_samples
-from spiritlevel.statistics import paired_intervals
+from spiritlevel.results.compared import Comparison
+from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.statistics import paired_intervals
 
 MEASURES = ("default", "matrix_normalized_sharpness", "softmax_impurity", "weight_norm")
 

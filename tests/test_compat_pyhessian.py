@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spiritlevel.compat.pyhessian import hessian as our_hessian
-from spiritlevel.errors import UsageError
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import UsageError
 
 # PyHessian leaves the gradient's graph in .grad and squares a matrix that autograd warns about.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

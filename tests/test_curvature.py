@@ -12,11 +12,11 @@ from cases import PIECEWISE_LINEAR, SMOOTH, Case, Positions
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.blocks import Blocks
-from spiritlevel.losses import CrossEntropy, NextToken
-from spiritlevel.problem import Problem
-from spiritlevel.reference import Dense
-from spiritlevel.reference.curvature import quadratic_forms
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.losses import CrossEntropy, NextToken
+from spiritlevel.measures.reference import Dense
+from spiritlevel.measures.reference.curvature import quadratic_forms
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import spiritlevel as sl
-from spiritlevel.data import stratified_choice
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.data import stratified_choice
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 COUNT = 11
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from spiritlevel import datasets
-from spiritlevel.datasets import cifar, fetch, idx
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.lab import datasets
+from spiritlevel.lab.datasets import cifar, fetch, idx
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 RNG = np.random.default_rng(0)
 

@@ -15,14 +15,14 @@ import torch
 from page_material import made_report, made_spectrum
 from rich.console import Console
 
-from spiritlevel import nets
-from spiritlevel.audits import Audit
-from spiritlevel.cleaning import for_csv, for_page, for_terminal
+from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
-from spiritlevel.comparison import compare
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.estimate import Estimate, not_applicable
+from spiritlevel.lab import nets
 from spiritlevel.results import Report
+from spiritlevel.results.audits import Audit
+from spiritlevel.values.cleaning import for_csv, for_page, for_terminal
+from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x9b2J\r\x08"
 BIDI = "safe\u202egnp.exe\u2066\u200b"
@@ -187,8 +187,8 @@ def test_no_cell_of_csv_is_a_formula_and_numbers_stay_numbers(here: Path, layers
 
 
 def test_rows_of_studies_are_cleaned_too(here: Path) -> None:
-    from spiritlevel.studies.exporting import write_csv
-    from spiritlevel.studies.study import FinishedRun, Table
+    from spiritlevel.lab.studies.exporting import write_csv
+    from spiritlevel.lab.studies.study import FinishedRun, Table
 
     run = FinishedRun("id", {}, [{"=name": "=1+1", "value": -2.5, "list": ["=x"]}], {}, 0.0, {})
     write_csv({"-study": Table([run])}, Path("o.csv"))

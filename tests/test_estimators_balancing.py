@@ -10,8 +10,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from spiritlevel.errors import UsageError
-from spiritlevel.estimators.balancing import balance, balance_groups, balance_icml
+from spiritlevel.engine.estimators.balancing import balance, balance_groups, balance_icml
+from spiritlevel.values.errors import UsageError
 
 
 def uniform(rows: int, columns: int, seed: int) -> Tensor:

@@ -8,8 +8,9 @@ import statistics
 import pytest
 import torch
 
-from spiritlevel.errors import UsageError
-from spiritlevel.estimators.probes import Samples, random_signs, student_quantile, until
+from spiritlevel.engine.estimators.probes import random_signs, until
+from spiritlevel.values.draws import Samples, student_quantile
+from spiritlevel.values.errors import UsageError
 
 
 def test_probe_is_the_same_whatever_the_blocking() -> None:

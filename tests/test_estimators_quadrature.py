@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimators.eigenvalues import top_eigenpairs
-from spiritlevel.estimators.lanczos import Lanczos, lanczos
-from spiritlevel.estimators.probes import random_signs
-from spiritlevel.estimators.quadrature import Quadrature, extreme_ritz, frobenius_squared, log_volume, trace
+from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
+from spiritlevel.engine.estimators.probes import random_signs
+from spiritlevel.engine.estimators.quadrature import (
+    counted_quadrature,
+    extreme_ritz,
+    frobenius_squared,
+    quadrature_of,
+    trace,
+)
+from spiritlevel.results.quadrature import log_volume
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 SIZE = 100
 
@@ -47,7 +54,7 @@ def test_functions_of_the_matrix_at_full_order_equal_the_dense_ones() -> None:
     result = run(dense, SIZE, probes=3)
     exponential = torch.linalg.matrix_exp(dense)
     exact = torch.stack([z @ exponential @ z for z in random_signs(SIZE, 3, dtype=torch.float64).T])
-    found = Quadrature.of(result).sum_of(torch.exp)
+    found = quadrature_of(result).sum_of(torch.exp)
     torch.testing.assert_close(torch.tensor(found.samples, dtype=torch.float64), exact, rtol=1e-12, atol=0)
     assert found.value == pytest.approx(float(exact.mean()), rel=1e-12)
 
@@ -60,7 +67,7 @@ def test_trace_and_frobenius_samples_are_the_products_own() -> None:
     squares = torch.tensor(frobenius_squared(result, deflate=0).samples, dtype=torch.float64)
     torch.testing.assert_close(forms, (z * (dense @ z)).sum(dim=0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(squares, (dense @ z).square().sum(dim=0), rtol=1e-12, atol=1e-12)
-    nodes = Quadrature.of(result)
+    nodes = quadrature_of(result)
     assert nodes.sum_of(lambda t: t).value == pytest.approx(trace(result, deflate=0).value, rel=1e-12)
     assert nodes.sum_of(torch.square).value == pytest.approx(frobenius_squared(result, deflate=0).value, rel=1e-12)
 
@@ -137,7 +144,7 @@ def test_intervals_cover_over_a_few_seeds() -> None:
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_density_integrates_to_one_at_any_scale_and_states_its_kernel(scale: float) -> None:
     result = run(matrix(scale * outliers()), 30, probes=4)
-    band = Quadrature.of(result).density(width=0.02)
+    band = quadrature_of(result).density(width=0.02)
     assert float(torch.trapezoid(band.mean, band.grid)) == pytest.approx(1.0, abs=1e-3)
     assert band.kernel_share == 0.02
     reach = float(result.ritz_values.max() - result.ritz_values.min())
@@ -150,7 +157,7 @@ def test_density_integrates_to_one_at_any_scale_and_states_its_kernel(scale: flo
 
 def test_density_matches_the_smoothed_dense_spectrum() -> None:
     values = line()
-    band = Quadrature.of(run(matrix(values), SIZE, probes=30)).density(width=0.05)
+    band = quadrature_of(run(matrix(values), SIZE, probes=30)).density(width=0.05)
     sigma = band.kernel_width
     exact = torch.exp(-0.5 * ((band.grid[:, None] - values) / sigma) ** 2).mean(dim=1) / (
         sigma * math.sqrt(2 * math.pi)
@@ -160,13 +167,13 @@ def test_density_matches_the_smoothed_dense_spectrum() -> None:
 
 def test_multiple_of_the_identity_has_a_density_too() -> None:
     for scale in (0.0, 3.0):
-        band = Quadrature.of(run(scale * torch.eye(20, dtype=torch.float64), 5, probes=2)).density()
+        band = quadrature_of(run(scale * torch.eye(20, dtype=torch.float64), 5, probes=2)).density()
         assert float(torch.trapezoid(band.mean, band.grid)) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_cumulative_negative_mass_and_effective_dimension() -> None:
     values = line()
-    nodes = Quadrature.of(run(matrix(values), SIZE, probes=40))
+    nodes = quadrature_of(run(matrix(values), SIZE, probes=40))
     negative = nodes.negative_mass()
     assert abs(negative.value - float((values < 0).double().mean())) < 5 * negative.stderr
     at_zero = nodes.cumulative(torch.tensor([-1.5, -0.01, 2.5]))  # an eigenvalue of 0 is not negative
@@ -182,13 +189,13 @@ def test_cumulative_negative_mass_and_effective_dimension() -> None:
 def test_exact_zeros_are_not_negative() -> None:
     values = torch.zeros(SIZE, dtype=torch.float64)
     values[:3] = torch.tensor([2.0, 1.0, 1.0])
-    assert Quadrature.of(run(matrix(values), 20, probes=4)).negative_mass().value < 1e-12
+    assert quadrature_of(run(matrix(values), 20, probes=4)).negative_mass().value < 1e-12
 
 
 def test_single_probe_admits_that_its_error_is_unknown() -> None:
     result = run(matrix(line()), 5, probes=1)
     assert trace(result).stderr == math.inf
-    assert torch.isinf(Quadrature.of(result).density().stderr).all()
+    assert torch.isinf(quadrature_of(result).density().stderr).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -223,7 +230,7 @@ def test_counted_outliers_keep_the_mean_and_lessen_the_error() -> None:
     plain_errors, counted_errors = [], []
     for seed in range(20):
         run = lanczos(lambda x: dense @ x, random_signs(SIZE, 8, seed=seed, dtype=torch.float64), 25)
-        plain, counted = Quadrature.of(run), Quadrature.counted(run)
+        plain, counted = quadrature_of(run), counted_quadrature(run)
         torch.testing.assert_close(counted.weights.sum(1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-12)
         plain_errors.append(plain.cumulative(grid).mean - truth)
         counted_errors.append(counted.cumulative(grid).mean - truth)
@@ -239,6 +246,6 @@ def test_counted_outliers_keep_the_mean_and_lessen_the_error() -> None:
 def test_a_single_probe_counts_nothing() -> None:
     dense = matrix(torch.cat([torch.linspace(0, 1, SIZE - 3, dtype=torch.float64), torch.tensor([8.0, 5.0, 3.0])]))
     run = lanczos(lambda x: dense @ x, random_signs(SIZE, 1, dtype=torch.float64), 10)
-    plain, counted = Quadrature.of(run), Quadrature.counted(run)
+    plain, counted = quadrature_of(run), counted_quadrature(run)
     assert counted.weights[:, :10].equal(plain.weights)
     assert not bool(counted.weights[:, 10:].any())

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimators.eigenvalues import top_eigenpairs
-from spiritlevel.estimators.lanczos import Lanczos, lanczos
-from spiritlevel.estimators.probes import random_signs
-from spiritlevel.estimators.quadrature import extreme_ritz, frobenius_squared
+from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
+from spiritlevel.engine.estimators.probes import random_signs
+from spiritlevel.engine.estimators.quadrature import extreme_ritz, frobenius_squared
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 SIZE = 120
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

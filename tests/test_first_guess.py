@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel import first_guess
-from spiritlevel.first_guess import guessed_eigenvectors
-from spiritlevel.reference import Dense
-from spiritlevel.workbench import Workbench
+from spiritlevel.engine import warm_start as first_guess
+from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.measures.reference import Dense
+from spiritlevel.measures.workbench import Workbench
 
 
 def problem(samples: int = 400, **options) -> sl.Problem:  # type: ignore[no-untyped-def]

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import spiritlevel as sl
-from spiritlevel.blocks import Blocks
-from spiritlevel.passes import stages
-from spiritlevel.passes.curvature import curvature_sweep
-from spiritlevel.passes.gradient import mean_gradient
-from spiritlevel.passes.graph import look_at
-from spiritlevel.passes.piecewise import linear_by_nature
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.passes.stages import Stages, find_stages
-from spiritlevel.problem import Problem
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.passes import stages
+from spiritlevel.engine.passes.curvature import curvature_sweep
+from spiritlevel.engine.passes.gradient import mean_gradient
+from spiritlevel.engine.passes.graph import look_at
+from spiritlevel.engine.passes.piecewise import linear_by_nature
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.stages import Stages, find_stages
+from spiritlevel.engine.problem import Problem
 
 Data = tuple[Tensor, Tensor]
 
@@ -132,7 +132,7 @@ def test_a_cut_after_a_pooling_gives_the_gradients_before_it(data: Data, monkeyp
         cuts.append(original(*arguments))
         return cuts[-1]
 
-    monkeypatch.setattr("spiritlevel.passes.rules.find_stages", watched)
+    monkeypatch.setattr("spiritlevel.engine.passes.rules.find_stages", watched)
     found = sl.curvature(Problem(model, data, batch_size=8))
     assert cuts[0].cut == "1"
     for name, part in expected.diagonal.items():

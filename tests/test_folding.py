@@ -5,10 +5,10 @@ import torch
 from cases import recorded
 from torch import Tensor, nn
 
-from spiritlevel.passes import recording, stages
-from spiritlevel.passes.folding import pulled_through, rows_to_fold
-from spiritlevel.passes.stages import Fold, Stages, find_stages
-from spiritlevel.problem import Problem
+from spiritlevel.engine.passes import recording, stages
+from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
+from spiritlevel.engine.passes.stages import Fold, Stages, find_stages
+from spiritlevel.engine.problem import Problem
 
 PLENTY = 10**9  # of a GPU's memory
 

@@ -9,11 +9,11 @@ from cases import Centred, small_net
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.passes import curvature, rules
-from spiritlevel.passes.accumulating import CurvatureSums
-from spiritlevel.passes.curvature import curvature_sweep
-from spiritlevel.problem import Problem
-from spiritlevel.survey import Surveyor
+from spiritlevel.engine.passes import curvature, rules
+from spiritlevel.engine.passes.accumulating import CurvatureSums
+from spiritlevel.engine.passes.curvature import curvature_sweep
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.survey import Surveyor
 
 Data = tuple[Tensor, Tensor]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from page_material import made_audit, made_report, made_spectrum
 
+from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
-from spiritlevel.compared import Comparison
-from spiritlevel.comparison import compare
-from spiritlevel.errors import SpiritlevelError
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.collecting import save_reports
+from spiritlevel.results.compared import Comparison
+from spiritlevel.values.errors import SpiritlevelError
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "report": made_report,

@@ -21,10 +21,10 @@ from hostile_reader import Net
 from mutations import write_altered, write_honest
 from pickle_assembler import entries, get, number, put, scalar, streamed, text, weights, whole_numbers, zipped
 
-from spiritlevel import bounded_pickle
-from spiritlevel.checkpoints import load_weights, read_tensors
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.safe_pickle import safe_unpickle
+from spiritlevel.inputs.weights import bounded_pickle
+from spiritlevel.inputs.weights.checkpoints import load_weights, read_tensors
+from spiritlevel.inputs.weights.safe_pickle import safe_unpickle
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # What any file may claim, the multiple of its own size, and as much again for what the charges only estimate.
 ANY_FILE, TIMES_ITS_SIZE = 100 << 20, 20

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.blocks import Blocks
-from spiritlevel.measuring import measure
-from spiritlevel.problem import Problem
-from spiritlevel.symmetries import rescale_neurons
-from spiritlevel.weight_matrices import as_matrix
+from spiritlevel.analyses.measuring import measure
+from spiritlevel.analyses.symmetries import rescale_neurons
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import as_matrix
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.input_first import stored
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.input_first import stored
 
 
 class Conv1D(nn.Module):

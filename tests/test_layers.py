@@ -9,13 +9,13 @@ import torch
 from cases import PIECEWISE_LINEAR
 from torch import Tensor, nn
 
-from spiritlevel.blocks import Blocks
-from spiritlevel.layers import pad, patches, rule_of
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.passes.stages import Stages
-from spiritlevel.problem import Problem
-from spiritlevel.reference import Dense
-from spiritlevel.weight_matrices import WeightView, as_matrix, from_matrix, matrix_shape
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.layers.rules import pad, patches, rule_of
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.stages import Stages
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import WeightView, as_matrix, from_matrix, matrix_shape
+from spiritlevel.measures.reference import Dense
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, int, int, int]]] = {
     "linear": (nn.Linear(3, 5), (1, 5, 3, 1)),

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spiritlevel import losses as sl
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.inputs import losses as sl
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -193,7 +193,7 @@ def test_cross_entropy_sketches() -> None:
 def test_draws_taken_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs, batch = randn(5, 2, 3), (None, randint(3, 5, 2))
     whole = sl.CrossEntropy().factor(outputs, batch, limit=1, draws=7).columns
-    monkeypatch.setattr("spiritlevel.losses.cross_entropy.ENTRIES_AT_ONCE", 2 * outputs.numel())
+    monkeypatch.setattr("spiritlevel.inputs.losses.cross_entropy.ENTRIES_AT_ONCE", 2 * outputs.numel())
     torch.testing.assert_close(sl.CrossEntropy().factor(outputs, batch, limit=1, draws=7).columns, whole)
     assert whole.flatten(1).unique(dim=0).shape[0] == 7
     with pytest.raises(UsageError, match="0 draws"):

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.losses import CrossEntropy
+from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.outputs import forward_statistics, margins
+from spiritlevel.engine.passes.radial import radial_statistics
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.losses import CrossEntropy
 from spiritlevel.measures.fisher_rao import fisher_rao_diagonal, fisher_rao_norm
 from spiritlevel.measures.margins import (
     aceht,
@@ -21,11 +24,8 @@ from spiritlevel.measures.margins import (
     softmax_margin,
 )
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.passes.curvature import curvature_sweep, fisher_columns
-from spiritlevel.passes.outputs import forward_statistics, margins
-from spiritlevel.passes.radial import radial_statistics
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError
 
 FORWARD = [
     (measure, settings)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.engine.passes.outputs import forward_statistics
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures import norms as norms_module
 from spiritlevel.measures.norms import matrix_sizes, spectral_complexity, weight_norm
-from spiritlevel.passes.outputs import forward_statistics
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
-from spiritlevel.reference.norms import layer_matrices
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.measures.reference.norms import layer_matrices
 
 
 def images(count: int = 20) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.errors import UsageError
-from spiritlevel.estimate import Estimate
-from spiritlevel.estimators.balancing import balance
+from spiritlevel.engine.estimators.balancing import balance
+from spiritlevel.engine.passes.perturbed import Perturbed
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.noise_scales import balanced_scales, fitted_scales
 from spiritlevel.measures.pac_bayes import _Candidate, _lowest, normalized_sharpness_direct, pac_bayes_terms
-from spiritlevel.passes.perturbed import Perturbed
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.estimate import Estimate
 
 torch.set_num_threads(1)
 FLOAT = torch.float64

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimate import Estimate
-from spiritlevel.estimators.box_maximum import maximise_in_box
-from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.engine.estimators.box_maximum import maximise_in_box
+from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.passes.head import HeadLoss
+from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.feature_robustness import feature_robustness
 from spiritlevel.measures.perturbation import keskar_sharpness, noise_curvature
-from spiritlevel.passes.head import HeadLoss
-from spiritlevel.passes.perturbed import Perturbed, gaussian_noise, moved
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import Estimate
 
 torch.set_num_threads(1)
 FLOAT = torch.float64
@@ -105,7 +105,7 @@ def test_sweeps_are_counted_and_few_sets_are_held_at_once(monkeypatch: pytest.Mo
     sets = [moved(problem.chosen_parameters, gaussian_noise(shapes(problem), k)) for k in range(5)]
     together = perturbed.loss(sets)
     assert problem.spent["forward"] == 6
-    monkeypatch.setattr("spiritlevel.passes.perturbed.HELD_NUMBERS", 2 * problem.size)
+    monkeypatch.setattr("spiritlevel.engine.passes.perturbed.HELD_NUMBERS", 2 * problem.size)
     read, held = [], []
 
     def lazily() -> object:

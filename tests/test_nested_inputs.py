@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import spiritlevel as sl
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.reference.dense import Dense
 
 
 class TwoInputs(nn.Module):

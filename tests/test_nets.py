@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from spiritlevel import nets
-from spiritlevel.errors import UsageError
+from spiritlevel.lab import nets
+from spiritlevel.values.errors import UsageError
 
 COUNTS = [
     ("softmax_regression", {}, 7_850),

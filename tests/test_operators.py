@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
-from spiritlevel.operators.layer_tops import block_products
-from spiritlevel.operators.memory import free_bytes, graph_bytes
-from spiritlevel.operators.products import Products
-from spiritlevel.operators.trust import SAMPLES, path_of
-from spiritlevel.precision import full_float32
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
+from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
+from spiritlevel.engine.operators.derivative_check import SAMPLES, path_of
+from spiritlevel.engine.operators.layer_tops import block_products
+from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
+from spiritlevel.engine.operators.products import Products
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.process.precision import full_float32
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 CASES = {**PIECEWISE_LINEAR, **SMOOTH}
 STRATEGIES = ("looped", "batched", "forward", "finite differences")
@@ -203,8 +203,8 @@ def test_strategy_is_chosen_and_said() -> None:
 
 @pytest.mark.parametrize("name", ["conv2d_strided_padded", "mlp"])
 def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiritlevel.operators.products.TOGETHER", 1)  # one sample at a time
-    monkeypatch.setattr("spiritlevel.operators.products.MOST_TOGETHER", 2)
+    monkeypatch.setattr("spiritlevel.engine.operators.products.TOGETHER", 1)  # one sample at a time
+    monkeypatch.setattr("spiritlevel.engine.operators.products.MOST_TOGETHER", 2)
     problem = CASES[name].problem()
     dense, block = Dense(problem).hessian, vectors(problem, 5)
     for keep in (False, True):
@@ -244,7 +244,7 @@ def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
 def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES["tanh"].problem()
     size, _ = graph_bytes(problem)
-    monkeypatch.setattr("spiritlevel.operators.products.free_bytes", lambda device: size)
+    monkeypatch.setattr("spiritlevel.engine.operators.products.free_bytes", lambda device: size)
     operator = HessianOperator(problem, keep_graphs=None)
     block = vectors(problem)
     assert distance(operator @ block, Dense(problem).hessian @ block) < 1e-12

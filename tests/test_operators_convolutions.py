@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spiritlevel.operators import convolution_blocks, vmapped
-from spiritlevel.operators.convolutions import LinearConvolutions
+from spiritlevel.engine.operators import convolution_blocks, vmapped
+from spiritlevel.engine.operators.convolutions import LinearConvolutions
 
 OPTIONS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": (F.conv2d, (2, 3, 6, 5), (4, 3, 3, 2), {}),

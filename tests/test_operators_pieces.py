@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.operators import pooling_blocks
-from spiritlevel.operators.pieces import LinearPieces
-from spiritlevel.reference import Dense
+from spiritlevel.engine.operators import pooling_blocks
+from spiritlevel.engine.operators.pieces import LinearPieces
+from spiritlevel.measures.reference import Dense
 
 
 def names_behind(tensor: Tensor) -> set[str]:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from spiritlevel import nets
 from spiritlevel.cli import main
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.estimate import Estimate
+from spiritlevel.lab import nets
 from spiritlevel.results import Report
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.estimate import Estimate
 
 Refused = Callable[..., str]
 CHEAP = ("--samples", "60", "-m", "output_margin")
@@ -31,7 +31,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with everything a command may read."""
     monkeypatch.chdir(tmp_path)
     source = """
-        from spiritlevel import datasets, nets
+        from spiritlevel.lab import datasets
+        from spiritlevel.lab import nets
         from output_helper import SEED
 
         def net():
@@ -69,7 +70,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.fixture
 def refused(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
     """Run a command that must be refused as misuse before the first pass, with nothing changed; return the sentence."""
-    from spiritlevel.problem import Problem
+    from spiritlevel.engine.problem import Problem
 
     def no_pass(*args: object, **settings: object) -> None:
         raise AssertionError("a pass over the data was made")

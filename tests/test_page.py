@@ -15,10 +15,8 @@ import pytest
 from page_material import HOSTILE, made_audit, made_report, made_spectrum, sampled_report
 
 from spiritlevel import page
+from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
-from spiritlevel.comparison import compare
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
 from spiritlevel.page.content import Content
@@ -27,6 +25,8 @@ from spiritlevel.page.parts import Table
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 # --- the answer in two sentences --------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ def test_the_same_results_make_the_same_page() -> None:
 
 
 def test_studies_are_answered_by_their_claims() -> None:
-    from spiritlevel.studies import RunStore, make_record, study_named
+    from spiritlevel.lab.studies import RunStore, make_record, study_named
 
     record = make_record(
         study_named("margins-fig1"), "smoke", RunStore("nowhere").table(study_named("margins-fig1"), "smoke")

@@ -14,10 +14,10 @@ from page_material import HOSTILE, hostile_problem, is_close, made_report, sampl
 
 import spiritlevel as sl
 from spiritlevel import page
-from spiritlevel.comparison import compare
+from spiritlevel.analyses.comparison import compare
+from spiritlevel.analyses.spectra import spectrum
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import value_text
-from spiritlevel.spectra import spectrum
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _records(folder: Path) -> list[Any]:
-    from spiritlevel.studies import RunStore, make_record, run_study, study_named
+    from spiritlevel.lab.studies import RunStore, make_record, run_study, study_named
 
     store, study = RunStore(folder / "runs"), study_named("margins-fig1")
     run_study(study, "smoke", store)

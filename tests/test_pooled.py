@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.passes.graph import look_at
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.reference import Dense
+from spiritlevel.engine.passes.graph import look_at
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.measures.reference import Dense
 
 
 class _TwoReaders(nn.Module):

@@ -17,11 +17,11 @@ from cases import PIECEWISE_LINEAR, SMOOTH
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel import batch_sizes
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.opening import unwrap
-from spiritlevel.problem import Problem
-from spiritlevel.reference import Dense
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs import batch_sizes
+from spiritlevel.inputs.opening import unwrap
+from spiritlevel.measures.reference import Dense
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 def small() -> nn.Sequential:

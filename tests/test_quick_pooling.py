@@ -7,8 +7,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import spiritlevel as sl
-from spiritlevel import quick_pooling as module
-from spiritlevel.quick_pooling import quick_pooling
+from spiritlevel.inputs.process import fast_max_pool as module
+from spiritlevel.inputs.process.fast_max_pool import fast_max_pool
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def test_values_are_those_of_torch(shape, options, quick, taken) -> None:  # typ
     values.view(-1)[40] = torch.inf
     with torch.no_grad():
         expected = F.max_pool2d(values, **options)
-        with quick_pooling(CPU):
+        with fast_max_pool(CPU):
             found = F.max_pool2d(values, **options)
             again = nn.MaxPool2d(**options)(values)
             named = F.max_pool2d(input=values, **options)
@@ -62,13 +62,13 @@ def test_values_are_those_of_torch(shape, options, quick, taken) -> None:  # typ
 
 def test_derivatives_in_either_direction_keep_torchs_own(taken) -> None:  # type: ignore[no-untyped-def]
     values = torch.zeros(1, 1, 2, 2, requires_grad=True)  # four equal: a derivative goes to one of them
-    with quick_pooling(CPU):
+    with fast_max_pool(CPU):
         F.max_pool2d(values, 2).backward()
     assert values.grad is not None
     assert values.grad.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
     with torch.no_grad(), forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.zeros(1, 1, 2, 2), torch.arange(4.0).reshape(1, 1, 2, 2))
-        with quick_pooling(CPU):
+        with fast_max_pool(CPU):
             assert float(forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent) == 0.0
     assert not taken
 

@@ -10,8 +10,8 @@ from test_samplers import ALL, COUNT, Buckets, arrays, mean_loss, network
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.values.errors import SpiritlevelError
 
 
 class Stream(IterableDataset):

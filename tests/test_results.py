@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results import Report, collect, load_reports, schema
 from spiritlevel.results.collecting import save_reports
 from spiritlevel.results.numerals import at_least, how_text, plain, with_error
 from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 
 def make_report(**header: Any) -> Report:

@@ -11,13 +11,13 @@ from cases import SMOOTH
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.blocks import TOLERANCE, Blocks, TensorEstimate
-from spiritlevel.estimate import Estimate
+from spiritlevel.analyses.measuring import measure
+from spiritlevel.engine.blocks import TOLERANCE, Blocks, TensorEstimate
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.reference import Dense
+from spiritlevel.measures.reference.curvature import quadratic_forms
 from spiritlevel.measures.registry import MEASURES
-from spiritlevel.measuring import measure
-from spiritlevel.problem import Problem
-from spiritlevel.reference import Dense
-from spiritlevel.reference.curvature import quadratic_forms
+from spiritlevel.values.estimate import Estimate
 
 NETS = ("gelu", "tanh", "hardswish", "layer_norm", "attention", "lstm", "weight_norm", "tied", "sequence_twice", "glu")
 WANTS = frozenset({"diagonal", "rows", "columns"})

@@ -26,8 +26,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.values.errors import SpiritlevelError
 
 COUNT = 40
 

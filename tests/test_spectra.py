@@ -13,12 +13,12 @@ from cases import PIECEWISE_LINEAR, SMOOTH
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.problem import Problem
-from spiritlevel.reference.dense import Dense
-from spiritlevel.spectra import operator_named
-from spiritlevel.spectrum_plan import plan_spectrum
-from spiritlevel.spectrum_result import Spectrum
+from spiritlevel.analyses.spectra import operator_named
+from spiritlevel.analyses.spectrum_plan import plan_spectrum
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 ROUNDING = 1e-9
 
@@ -189,7 +189,7 @@ def test_tolerance_takes_probes_until_the_error_is_met_and_keeps_all_draws() -> 
 
 @pytest.mark.slow
 def test_95_percent_intervals_cover_on_a_network() -> None:
-    from spiritlevel.estimators.probes import student_quantile
+    from spiritlevel.values.draws import student_quantile
 
     model, data = network()
     problem = Problem(model, data)
@@ -259,15 +259,17 @@ def test_memory_plan_is_printed_and_makes_the_run_fit(
     assert "40 products" in printed
     assert everything.plan["sweeps"] == 10
     per_probe = (10 * 8 + 64) * problem.size
-    monkeypatch.setattr("spiritlevel.spectrum_plan.free_bytes", lambda device: int(2.2 * per_probe / 0.8) + 200_000)
-    monkeypatch.setattr("spiritlevel.spectrum_plan.graph_bytes", lambda problem: (160_000, 1))
+    monkeypatch.setattr(
+        "spiritlevel.analyses.spectrum_plan.free_bytes", lambda device: int(2.2 * per_probe / 0.8) + 200_000
+    )
+    monkeypatch.setattr("spiritlevel.analyses.spectrum_plan.graph_bytes", lambda problem: (160_000, 1))
     plan = plan_spectrum(operator_named(problem, "hessian"), "hessian", 4, 10)
     assert plan.probes_at_once == 2
     assert plan.sweeps == 20
     assert "2 of 4 probes at a time" in str(plan)
     halves = sl.spectrum(problem, probes=4, steps=10)
     torch.testing.assert_close(halves.nodes, everything.nodes, rtol=1e-9, atol=1e-9)  # the same probes
-    monkeypatch.setattr("spiritlevel.spectrum_plan.free_bytes", lambda device: 210_000)
+    monkeypatch.setattr("spiritlevel.analyses.spectrum_plan.free_bytes", lambda device: 210_000)
     with pytest.raises(SpiritlevelError, match="one probe's basis of 10 vectors takes"):
         sl.spectrum(problem, probes=4, steps=10)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy import stats
 
-from spiritlevel.errors import UsageError
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.statistics import (
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.statistics import (
     STATISTICS,
     Interval,
     grouped_intervals,

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import spiritlevel
-from spiritlevel import nets
 from spiritlevel.cli import main
+from spiritlevel.lab import nets
 from spiritlevel.results import load_reports
 
 SOURCE = str(Path(spiritlevel.__file__).resolve().parents[1])
@@ -289,7 +289,7 @@ def test_code_that_changed_is_measured_anew(run: Run, here: Path, monkeypatch: p
 
     source = """
         import typer
-        from spiritlevel import nets
+        from spiritlevel.lab import nets
         from stopping_helper import seed
         make = lambda: nets.build('digits_mlp', seed=seed)
     """
@@ -377,10 +377,10 @@ def test_a_request_that_is_wrong_is_refused_once(run: Run) -> None:
 
 
 def test_text_of_many_reports_is_that_of_the_whole() -> None:
-    from spiritlevel.estimate import Estimate
     from spiritlevel.results import Report
     from spiritlevel.results.collecting import Failure, several_text
     from spiritlevel.results.records import strict_dumps
+    from spiritlevel.values.estimate import Estimate
 
     report = Report({"a": Estimate(1.5)}, header={"notes": ["line\nend\u2028\x85", "bad\udcff"]})
     text = strict_dumps(report.record())

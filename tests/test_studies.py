@@ -18,10 +18,19 @@ import pytest
 from typer.testing import CliRunner
 
 from spiritlevel.cli.study_command import list_studies, study
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.studies import Place, Quantity, RunStore, Within, judge, make_record, run_study, studies, study_named
-from spiritlevel.studies.documents import claims_page, read_records, write_documents
-from spiritlevel.studies.quantities import (
+from spiritlevel.lab.studies import (
+    Place,
+    Quantity,
+    RunStore,
+    Within,
+    judge,
+    make_record,
+    run_study,
+    studies,
+    study_named,
+)
+from spiritlevel.lab.studies.documents import claims_page, read_records, write_documents
+from spiritlevel.lab.studies.quantities import (
     bootstrapped,
     correlation_gain,
     kendall,
@@ -32,6 +41,7 @@ from spiritlevel.studies.quantities import (
     spearman,
     without_outliers,
 )
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 CLAIMS = [(each, claim) for each in studies().values() for claim in each.claims]
 IDS = [f"{each.name}:{claim.name}" for each, claim in CLAIMS]
@@ -147,7 +157,7 @@ def test_a_run_is_named_by_what_affects_it_and_stored_whole(tmp_path):
 def test_a_failed_group_leaves_what_is_finished_and_the_next_call_goes_on(tmp_path, monkeypatch):
     own = study_named("margins-fig2")
     store = RunStore(tmp_path)
-    import spiritlevel.studies.running as running
+    import spiritlevel.lab.studies.running as running
 
     compute, calls = running.compute, []
 
@@ -229,7 +239,7 @@ def test_killed_ten_times_a_study_ends_with_the_same_table(tmp_path):
     # At half a second a run, a kill after a random time finds the study anywhere: importing, computing or writing.
     script = (
         "import torch; torch.set_num_threads(1)\n"
-        "from spiritlevel.studies import *\n"
+        "from spiritlevel.lab.studies import *\n"
         f"run_study(study_named('margins-fig2'), 'smoke', RunStore({str(tmp_path / 'killed')!r}))\n"
     )
     wait = random.Random(0)

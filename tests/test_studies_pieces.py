@@ -10,18 +10,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spiritlevel.datasets import LabelledData
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.measuring import measure
-from spiritlevel.problem import Problem
-from spiritlevel.studies import Place, RunStore, Table, make_record, run_study, studies, study_named
-from spiritlevel.studies.false_friend.stability import variance_eigenvalue
-from spiritlevel.studies.material import crossed, held_out_data, images, sample_indices, training_data
-from spiritlevel.studies.nfm.finite_difference import sharpness_by_differences
-from spiritlevel.studies.noisy_trace import affine_draw, stopped_traces, trained_draw
-from spiritlevel.studies.petzka.robustness import haar
-from spiritlevel.studies.spectra_of import spectrum_row, top_eigenvalue, weight_norm, without_dropout
-from spiritlevel.studies.study import FinishedRun
+from spiritlevel.analyses.measuring import measure
+from spiritlevel.engine.problem import Problem
+from spiritlevel.lab.datasets import LabelledData
+from spiritlevel.lab.studies import Place, RunStore, Table, make_record, run_study, studies, study_named
+from spiritlevel.lab.studies.false_friend.stability import variance_eigenvalue
+from spiritlevel.lab.studies.material import crossed, held_out_data, images, sample_indices, training_data
+from spiritlevel.lab.studies.nfm.finite_difference import sharpness_by_differences
+from spiritlevel.lab.studies.noisy_trace import affine_draw, stopped_traces, trained_draw
+from spiritlevel.lab.studies.petzka.robustness import haar
+from spiritlevel.lab.studies.spectra_of import spectrum_row, top_eigenvalue, weight_norm, without_dropout
+from spiritlevel.lab.studies.study import FinishedRun
+from spiritlevel.values.errors import SpiritlevelError
 
 
 def _net(activation: type[nn.Module] = nn.ReLU, batch_norm: bool = False) -> nn.Sequential:

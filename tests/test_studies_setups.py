@@ -14,9 +14,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from spiritlevel.cli.study_command import study
-from spiritlevel.datasets import load, standardised, to_grey
-from spiritlevel.errors import UsageError
-from spiritlevel.studies import (
+from spiritlevel.lab.datasets import load, standardised, to_grey
+from spiritlevel.lab.studies import (
     Place,
     RunStore,
     Table,
@@ -28,19 +27,20 @@ from spiritlevel.studies import (
     save_record,
     study_named,
 )
-from spiritlevel.studies.margins.appendix_cifar import look_steps
-from spiritlevel.studies.material import network, sample_indices, trained_alone, training_data
-from spiritlevel.studies.petzka.mnist import layer_correlations
-from spiritlevel.studies.study import FinishedRun
-from spiritlevel.studies.telling import EpochLines
-from spiritlevel.studies.transformed import (
+from spiritlevel.lab.studies.margins.appendix_cifar import look_steps
+from spiritlevel.lab.studies.material import network, sample_indices, trained_alone, training_data
+from spiritlevel.lab.studies.petzka.mnist import layer_correlations
+from spiritlevel.lab.studies.study import FinishedRun
+from spiritlevel.lab.studies.telling import EpochLines
+from spiritlevel.lab.studies.transformed import (
     correlation_by_z,
     leaving_one_out,
     r_over_seeds,
     share_over_seeds,
     within_cells,
 )
-from spiritlevel.training import EpochRecord, evaluate
+from spiritlevel.lab.training import EpochRecord, evaluate
+from spiritlevel.values.errors import UsageError
 
 CIFAR = ("margins-appendix-lenet5-cifar10", "margins-appendix-fcnbn-cifar10")
 
@@ -159,7 +159,7 @@ def test_grey_images_kept_as_bytes_are_the_grey_images_of_the_colour_ones(tmp_pa
 
 
 def load_like(pixels):
-    from spiritlevel.datasets import LabelledData
+    from spiritlevel.lab.datasets import LabelledData
 
     count = len(pixels)
     return LabelledData(torch.from_numpy(pixels).float().div(255), torch.zeros(count).long(), "random", "train", 10)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spiritlevel import symmetries
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.analyses import symmetries
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def test_a_wrong_analysis_cannot_pass_the_proof(analysed: Any) -> None:
 
 
 def test_a_network_is_traced_once_and_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spiritlevel.symmetries import tracing
+    from spiritlevel.analyses.symmetries import tracing
 
     class Chosen(nn.Module):
         def __init__(self) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spiritlevel import symmetries
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.analyses import symmetries
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 class Net(nn.Module):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spiritlevel import datasets, nets, training
-from spiritlevel.errors import UsageError
-from spiritlevel.training.order import epoch_batches, stacked_epoch_batches, steps_per_epoch
+from spiritlevel.lab import datasets, nets, training
+from spiritlevel.lab.training.order import epoch_batches, stacked_epoch_batches, steps_per_epoch
+from spiritlevel.values.errors import UsageError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

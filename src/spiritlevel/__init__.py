@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from spiritlevel.values.version import __version__
 
 # Public names and the modules that hold them; importing the package itself loads none of them.
 _PUBLIC = {
-    "Problem": "spiritlevel.problem",
-    "Estimate": "spiritlevel.estimate",
-    "Result": "spiritlevel.estimate",
+    "Problem": "spiritlevel.engine.problem",
+    "Estimate": "spiritlevel.values.estimate",
+    "Result": "spiritlevel.values.estimate",
     "Report": "spiritlevel.results",
     "collect": "spiritlevel.results",
-    "SpiritlevelError": "spiritlevel.errors",
-    "UsageError": "spiritlevel.errors",
-    "load_weights": "spiritlevel.checkpoints",
+    "SpiritlevelError": "spiritlevel.values.errors",
+    "UsageError": "spiritlevel.values.errors",
+    "load_weights": "spiritlevel.inputs.weights.checkpoints",
     "declare": "spiritlevel.measures.declaration",
     "Cost": "spiritlevel.measures.declaration",
-    "measure": "spiritlevel.measuring",
-    "plan": "spiritlevel.planning",
-    "audit": "spiritlevel.auditing",
-    "compare": "spiritlevel.comparison",
-    "curvature": "spiritlevel.measuring",
-    "per_sample": "spiritlevel.measuring",
-    "eigenvalues": "spiritlevel.spectra",
-    "spectrum": "spiritlevel.spectra",
-    "Spectrum": "spiritlevel.spectrum_result",
+    "measure": "spiritlevel.analyses.measuring",
+    "plan": "spiritlevel.analyses.planning",
+    "audit": "spiritlevel.analyses.auditing",
+    "compare": "spiritlevel.analyses.comparison",
+    "curvature": "spiritlevel.analyses.measuring",
+    "per_sample": "spiritlevel.analyses.measuring",
+    "eigenvalues": "spiritlevel.analyses.spectra",
+    "spectrum": "spiritlevel.analyses.spectra",
+    "Spectrum": "spiritlevel.results.spectrum_result",
 }
-_MODULES = ("losses", "symmetries", "nets", "datasets", "training", "measures", "operators", "reference")
+# Public modules and where they stand in the flow.
+_MODULES = {
+    "losses": "spiritlevel.inputs.losses",
+    "operators": "spiritlevel.engine.operators",
+    "measures": "spiritlevel.measures",
+    "reference": "spiritlevel.measures.reference",
+    "symmetries": "spiritlevel.analyses.symmetries",
+    "nets": "spiritlevel.lab.nets",
+    "datasets": "spiritlevel.lab.datasets",
+    "training": "spiritlevel.lab.training",
+}
 
 __all__ = [
     "Cost",
@@ -63,26 +76,51 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from spiritlevel import datasets, losses, measures, nets, operators, reference, symmetries, training
-    from spiritlevel.auditing import audit
-    from spiritlevel.checkpoints import load_weights
-    from spiritlevel.comparison import compare
-    from spiritlevel.errors import SpiritlevelError, UsageError
-    from spiritlevel.estimate import Estimate, Result
+    from spiritlevel import measures
+    from spiritlevel.analyses import symmetries
+    from spiritlevel.analyses.auditing import audit
+    from spiritlevel.analyses.comparison import compare
+    from spiritlevel.analyses.measuring import curvature, measure, per_sample
+    from spiritlevel.analyses.planning import plan
+    from spiritlevel.analyses.spectra import eigenvalues, spectrum
+    from spiritlevel.engine import operators
+    from spiritlevel.engine.problem import Problem
+    from spiritlevel.inputs import losses
+    from spiritlevel.inputs.weights.checkpoints import load_weights
+    from spiritlevel.lab import datasets, nets, training
+    from spiritlevel.measures import reference
     from spiritlevel.measures.declaration import Cost, declare
-    from spiritlevel.measuring import curvature, measure, per_sample
-    from spiritlevel.planning import plan
-    from spiritlevel.problem import Problem
     from spiritlevel.results import Report, collect
-    from spiritlevel.spectra import eigenvalues, spectrum
-    from spiritlevel.spectrum_result import Spectrum
+    from spiritlevel.results.spectrum_result import Spectrum
+    from spiritlevel.values.errors import SpiritlevelError, UsageError
+    from spiritlevel.values.estimate import Estimate, Result
+
+
+class _PublicModules:
+    """Finds ``import spiritlevel.losses`` where that module stands; both names give one and the same module."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, last = name.rpartition(".")
+        aliased = package == __name__ and _MODULES.get(last, name) != name
+        return ModuleSpec(name, self) if aliased else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._own = import_module(_MODULES[spec.name.rpartition(".")[2]])
+        self._spec = self._own.__spec__
+        return self._own
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import of another name would leave that one's
+
+
+sys.meta_path.append(_PublicModules())
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     if name in _MODULES:
-        return import_module(f"spiritlevel.{name}")
+        return import_module(_MODULES[name])
     raise AttributeError(f"module 'spiritlevel' has no attribute {name!r}")
 
 

@@ -35,7 +35,7 @@ DATA_HELP = (
 
 def _version(asked: bool) -> None:
     if asked:
-        from spiritlevel import __version__
+        from spiritlevel.values.version import __version__
 
         print(f"spiritlevel {__version__}")
         raise typer.Exit
@@ -161,7 +161,7 @@ def list_command(
 @app.command("doctor")
 def doctor_command() -> int:
     """Check this installation and this machine."""
-    from spiritlevel.doctor_checks import run_doctor
+    from spiritlevel.cli.doctor_checks import run_doctor
 
     return run_doctor()
 
@@ -174,7 +174,7 @@ def demo_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """Train two small networks and measure both."""
-    from spiritlevel.demonstration import run_demonstration
+    from spiritlevel.cli.demonstration import run_demonstration
 
     return run_demonstration(folder, steps=steps, seed=seed, quiet=quiet)
 
@@ -185,8 +185,8 @@ def data_get_command(
     data_root: Annotated[str | None, typer.Option(help="Folder to put it in; default the cache.")] = None,
 ) -> int:
     """Fetch a data set into the cache, checked."""
-    from spiritlevel import datasets
     from spiritlevel.cli.screens import show
+    from spiritlevel.lab import datasets
 
     show(datasets.get(name, data_root))
     return 0

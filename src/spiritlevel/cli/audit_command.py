@@ -8,7 +8,7 @@ import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
     option(
@@ -33,7 +33,8 @@ def run_audit(options: dict[str, Any]) -> int:
     request = request_of(options)
     if len(request.weights) > 1:
         raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
-    from spiritlevel.auditing import ALPHAS, audit, chosen_strengths
+    from spiritlevel.analyses.auditing import ALPHAS, audit, chosen_strengths
+    from spiritlevel.analyses.planning import plan
     from spiritlevel.cli import names
     from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
     from spiritlevel.cli.screens import console, note, show
@@ -41,7 +42,6 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.cli.subject import Subject
     from spiritlevel.cli.user_code import inputs_of
     from spiritlevel.cli.values import split_list
-    from spiritlevel.planning import plan
     from spiritlevel.results.records import strict_dumps
 
     strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)

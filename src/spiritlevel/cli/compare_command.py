@@ -9,7 +9,7 @@ import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
     option(
@@ -51,7 +51,7 @@ def run_compare(options: dict[str, Any]) -> int:
             raise UsageError(f"--{name} needs the networks, and only saved reports were given; leave it out")
         refuse_lossy(options, [("the report", str(file)) for file in files])
         keep_stdout(options)
-    from spiritlevel.comparison import compare
+    from spiritlevel.analyses.comparison import compare
     from spiritlevel.results.saving import undamaged
 
     if from_reports:
@@ -72,13 +72,13 @@ def run_compare(options: dict[str, Any]) -> int:
 
 def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
+    from spiritlevel.analyses.comparison import compare
+    from spiritlevel.analyses.planning import plan
     from spiritlevel.cli import names
     from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
     from spiritlevel.cli.screens import show
     from spiritlevel.cli.subject import Subject, targets_of
     from spiritlevel.cli.user_code import inputs_of
-    from spiritlevel.comparison import compare
-    from spiritlevel.planning import plan
 
     request = request_of(options)
     if len(request.weights) < 2:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from spiritlevel.cli import standard_output
 from spiritlevel.cli.signals import WATCH, Stopped, watched
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 DONE, FAILED, MISUSE, NOT_OK, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -84,7 +84,7 @@ def _fail(error: BaseException, message: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
-        from spiritlevel.cleaning import for_terminal
+        from spiritlevel.values.cleaning import for_terminal
 
         with contextlib.suppress(OSError, ValueError):
             print(for_terminal("".join(traceback.format_exception(error)), lines=True), file=sys.stderr, end="")

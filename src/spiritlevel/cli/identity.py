@@ -9,12 +9,12 @@ import re
 import sys
 from pathlib import Path
 
+from spiritlevel.analyses.measuring import versions
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
-from spiritlevel.data import open_source, tensors_of
-from spiritlevel.fingerprints import Fingerprint
-from spiritlevel.measuring import versions
-from spiritlevel.random_state import kept_random_state
+from spiritlevel.inputs.data import open_source, tensors_of
+from spiritlevel.inputs.fingerprints import Fingerprint
+from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.results.records import as_json
 
 _BUILDERS = {"timm": "timm", "hf": "transformers"}

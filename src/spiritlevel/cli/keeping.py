@@ -9,11 +9,11 @@ from typing import Any
 
 from spiritlevel.cli.identity import Identity
 from spiritlevel.cli.subject import Subject
-from spiritlevel.errors import SpiritlevelError
 from spiritlevel.results import Report
 from spiritlevel.results.collecting import Failure, load_saved, several_text
 from spiritlevel.results.records import stored, strict_dumps
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.errors import SpiritlevelError
 
 
 class Keeper:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.cli.screens import console
-from spiritlevel.errors import UsageError, near_names
+from spiritlevel.values.errors import UsageError, near_names
 
 _KINDS = ("measures", "nets", "data", "studies")
 
@@ -61,7 +61,7 @@ def _measure_details(names: Sequence[str]) -> None:
 
 
 def _nets() -> None:
-    from spiritlevel.nets import NETS
+    from spiritlevel.lab.nets import NETS
 
     table = _table("name", "what it is", "images", "classes", "options (--model-args)", "from")
     for spec in NETS.values():
@@ -72,7 +72,7 @@ def _nets() -> None:
 
 
 def _data() -> None:
-    from spiritlevel.datasets import DATASETS, cache_folder
+    from spiritlevel.lab.datasets import DATASETS, cache_folder
 
     table = _table("name", "what it is", "images", "classes", "train, test", "files")
     for spec in DATASETS.values():

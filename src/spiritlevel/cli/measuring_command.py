@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from rich.text import Text
 
-from spiritlevel.cleaning import for_csv, for_terminal
+from spiritlevel.analyses.measuring import MeasuringInterrupted
+from spiritlevel.analyses.planning import plan
 from spiritlevel.cli import names
 from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, in_words
 from spiritlevel.cli.keeping import Keeper, file_for
@@ -21,13 +22,12 @@ from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
 from spiritlevel.cli.user_code import inputs_of, source_files
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.measuring import MeasuringInterrupted
-from spiritlevel.planning import plan
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import UNTRAINED
 from spiritlevel.results.writing import check_outputs, replacing
+from spiritlevel.values.cleaning import for_csv, for_terminal
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 @dataclass(frozen=True)

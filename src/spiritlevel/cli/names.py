@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from spiritlevel import datasets, nets
-from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.lab import datasets, nets
+from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _from_extra(kind: str, rest: str, text: str, arguments: Mapping[str, Any], d
     except Exception as error:
         words = str(error).splitlines()[0] if str(error) else "no message"
         raise SpiritlevelError(f"{package.__name__} could not build {text}: {type(error).__name__}: {words}") from error
-    from spiritlevel.checkpoints import load_weights
+    from spiritlevel.inputs.weights.checkpoints import load_weights
 
     load_weights(model, rest)
     return NamedModel(model, text, data, rest)

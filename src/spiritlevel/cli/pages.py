@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 
 def check_page(html: str | None, learning_rate: float | None = None) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 from rich.text import Text
 
-from spiritlevel.cleaning import for_csv, for_terminal
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.screens import console, note
-from spiritlevel.errors import UsageError
 from spiritlevel.results import Report, frames
 from spiritlevel.results.collecting import Failure
 from spiritlevel.results.saving import undamaged
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.results.writing import check_outputs, replacing
+from spiritlevel.values.cleaning import for_csv, for_terminal
+from spiritlevel.values.errors import UsageError
 
 Labelled = Sequence[tuple[str, Report]]
 Failed = Sequence[tuple[str, Failure]]

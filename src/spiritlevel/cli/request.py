@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from spiritlevel.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def from_config(path: str) -> Request:
 
 def from_report(path: str) -> Request:
     """Return how an earlier report was measured."""
-    from spiritlevel.losses import NAMES
+    from spiritlevel.inputs.losses import NAMES
     from spiritlevel.results import load_reports
 
     report = load_reports(path)[0]
@@ -115,8 +115,8 @@ def from_report(path: str) -> Request:
 
 def check(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
+    from spiritlevel.analyses.measuring import chosen_settings
     from spiritlevel.measures.registry import select
-    from spiritlevel.measuring import chosen_settings
 
     if request.model is None:
         raise UsageError("no MODEL was given; name a built-in network, package.module:name or path/file.py:name")

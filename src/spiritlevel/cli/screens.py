@@ -6,8 +6,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from spiritlevel.cleaning import for_terminal
 from spiritlevel.cli.standard_output import hush, writing
+from spiritlevel.values.cleaning import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ def console(stream: TextIO | None = None, pipe_width: int = PIPE_WIDTH) -> Conso
     """Return a console on stdout (or the given stream) that keeps tables whole where it is no terminal."""
     from rich.console import Console, ConsoleRenderable, RenderHook
 
-    from spiritlevel.cleaning import Cleaned
+    from spiritlevel.values.cleaning import Cleaned
 
     class Door(RenderHook):
         def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

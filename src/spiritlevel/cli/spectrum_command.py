@@ -8,7 +8,7 @@ import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
     option(
@@ -41,17 +41,17 @@ def run_spectrum(options: dict[str, Any]) -> int:
         raise UsageError(
             f"spectrum looks at one network, and {len(request.weights)} weights files were given; name one"
         )
+    from spiritlevel.analyses.spectra import operator_named, spectrum
+    from spiritlevel.analyses.spectrum_plan import plan_spectrum
     from spiritlevel.cli import names
     from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
     from spiritlevel.cli.screens import console, note, show
     from spiritlevel.cli.standard_output import write_result
     from spiritlevel.cli.subject import Subject
     from spiritlevel.cli.user_code import inputs_of
+    from spiritlevel.page.spectrum_figure import check_figure
     from spiritlevel.results.records import strict_dumps
     from spiritlevel.results.wording import UNTRAINED
-    from spiritlevel.spectra import operator_named, spectrum
-    from spiritlevel.spectra_figure import check_figure
-    from spiritlevel.spectrum_plan import plan_spectrum
 
     target, figure, quiet = options.get("json"), options.get("figure"), bool(options.get("quiet"))
     refuse_lossy(options, inputs_of(request, **also_read(options)))

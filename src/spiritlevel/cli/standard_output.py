@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 class _Taken:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from spiritlevel.studies import Record, Study
+    from spiritlevel.lab.studies import Record, Study
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -30,7 +30,7 @@ DEFAULT_OUT = Path("spiritlevel-studies")
 
 def list_studies() -> list[tuple[str, str, str]]:
     """Return (name, what it is, number of claims and runs) of every study for ``spiritlevel list studies``."""
-    from spiritlevel.studies import studies
+    from spiritlevel.lab.studies import studies
 
     return [
         (
@@ -56,7 +56,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Compute the missing runs of studies and print their claims; run again after an interruption to go on."""
-    from spiritlevel.studies import Place, RunStore, make_record, run_study
+    from spiritlevel.lab.studies import Place, RunStore, make_record, run_study
 
     store = RunStore(out)
     place = Place(device, data_root)
@@ -78,8 +78,8 @@ def show(
 ) -> None:
     """Print the claims of studies as the finished runs decide them; nothing is computed."""
     from spiritlevel.cli.pages import check_page
+    from spiritlevel.lab.studies import RunStore, make_record
     from spiritlevel.results.writing import check_outputs
-    from spiritlevel.studies import RunStore, make_record
 
     store = RunStore(out)
     if html is not None:
@@ -106,9 +106,9 @@ def export(
     docs: Annotated[Path | None, typer.Option("--docs", help="Write records, figures and the claims table.")] = None,
 ) -> None:
     """Write the rows of finished runs, or the documents made from them."""
+    from spiritlevel.lab.studies import RunStore, make_record, studies
+    from spiritlevel.lab.studies.exporting import write_csv, write_parquet
     from spiritlevel.results.writing import check_outputs
-    from spiritlevel.studies import RunStore, make_record, studies
-    from spiritlevel.studies.exporting import write_csv, write_parquet
 
     if csv is None and parquet is None and docs is None:
         raise UsageError("study export needs somewhere to write to: --csv F, --parquet F or --docs DIR.")
@@ -123,7 +123,7 @@ def export(
     if parquet is not None:
         write_parquet(tables, parquet)
     if docs is not None:
-        from spiritlevel.studies.documents import write_documents
+        from spiritlevel.lab.studies.documents import write_documents
 
         records = [make_record(each, size, tables[each.name]) for each in chosen if len(tables[each.name])]
         write_documents(docs, studies().values(), records)
@@ -135,7 +135,7 @@ def _runs(out: Path) -> list[tuple[str, str | Path]]:
 
 
 def _chosen(names: list[str] | None, all_studies: bool) -> list[Study]:
-    from spiritlevel.studies import chosen, studies
+    from spiritlevel.lab.studies import chosen, studies
 
     if all_studies:
         return list(studies().values())
@@ -148,7 +148,6 @@ def _print_claims(records: list[Record]) -> None:
     from rich.table import Table
 
     from spiritlevel.cli.screens import console
-    from spiritlevel.studies.documents import behind, measured
 
     table = Table("study", "claim", "the paper", "measured", "verdict", "size, runs")
     for record in records:
@@ -158,9 +157,9 @@ def _print_claims(records: list[Record]) -> None:
                 record.study.name,
                 f"{each.claim.statement} ({each.claim.place})",
                 each.claim.paper,
-                measured(each),
+                each.words,
                 verdict,
-                f"{record.size}, {behind(each, record)}",
+                f"{record.size}, {record.behind(each)}",
             )
     console(pipe_width=200).print(table)
 
@@ -198,7 +197,7 @@ def _progress(quiet: bool) -> Iterator[OnProgress | None]:
 @contextlib.contextmanager
 def _lines(write: Callable[[str], None]) -> Iterator[None]:
     """Hand what the studies log about long trainings to a writer of lines."""
-    from spiritlevel.studies.telling import logger
+    from spiritlevel.lab.studies.telling import logger
 
     handler, level = logging.Handler(), logger.level
     handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]

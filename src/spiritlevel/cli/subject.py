@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spiritlevel.checkpoints import LoadedWeights, load_weights
+from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
 from spiritlevel.cli.request import Request
-from spiritlevel.errors import UsageError
-from spiritlevel.measuring import MeasuringInterrupted, measure
-from spiritlevel.problem import Problem
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weights.checkpoints import LoadedWeights, load_weights
 from spiritlevel.results import Report
 from spiritlevel.results.wording import shared_prefix_removed
+from spiritlevel.values.errors import UsageError
 
 
 class NotLoaded(UsageError):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import spiritlevel
-from spiritlevel import datasets
 from spiritlevel.cli.request import Request
-from spiritlevel.datasets.files import data_roots
+from spiritlevel.lab import datasets
+from spiritlevel.lab.datasets.files import data_roots
 
 Inputs = list[tuple[str, str | Path]]
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.errors import UsageError
-from spiritlevel.estimators.eigenvalues import Which
-from spiritlevel.estimators.lanczos import lanczos
-from spiritlevel.estimators.probes import Samples, random_signs, until
-from spiritlevel.losses import Loss, labels_of, resolve
-from spiritlevel.operators import HessianOperator
-from spiritlevel.problem import Problem
-from spiritlevel.spectra import Eigenvalues, eigenvalues
-from spiritlevel.workbench import Workbench
+from spiritlevel.analyses.spectra import Eigenvalues, eigenvalues
+from spiritlevel.engine.estimators.eigenvalues import Which
+from spiritlevel.engine.estimators.lanczos import lanczos
+from spiritlevel.engine.estimators.probes import random_signs, until
+from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.losses import Loss, labels_of, resolve
+from spiritlevel.measures.workbench import Workbench
+from spiritlevel.values.draws import Samples
+from spiritlevel.values.errors import UsageError
 
 
 class hessian:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spiritlevel.errors import UsageError
+from spiritlevel.values.errors import UsageError
 
 # What a measure may take by position: names of quantities that are computed once and shared (see workbench.py).
 QUANTITIES = (
@@ -74,7 +74,7 @@ class Measure:
 
     def checked_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all settings with the given ones in place, refusing unknown names and values."""
-        from spiritlevel.errors import near_names
+        from spiritlevel.values.errors import near_names
 
         for key, value in given.items():
             if key not in self.settings:

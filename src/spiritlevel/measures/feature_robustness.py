@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import UsageError, near_names
-from spiritlevel.estimate import Estimate, not_applicable
-from spiritlevel.estimators.eigenvalues import top_eigenpairs
-from spiritlevel.estimators.probes import seeded_generator
-from spiritlevel.input_first import is_input_first
+from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.operators import LayerBlock
+from spiritlevel.engine.passes.head import HeadLoss, is_linear
+from spiritlevel.engine.passes.perturbed import Perturbed
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.input_first import is_input_first
 from spiritlevel.measures.declaration import Cost, declare
-from spiritlevel.operators import LayerBlock
-from spiritlevel.passes.head import HeadLoss, is_linear
-from spiritlevel.passes.perturbed import Perturbed
-from spiritlevel.passes.recording import Recorder
-from spiritlevel.problem import Problem
-from spiritlevel.reference import feature_robustness as reference
+from spiritlevel.measures.reference import feature_robustness as reference
+from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 # A search has ended when no matrix of norm at most 1 promises, to first order, more than this share of the rise found.
 GAP = 1e-3

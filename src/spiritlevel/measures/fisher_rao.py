@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from spiritlevel.estimate import Estimate, Result
+from spiritlevel.engine.passes.accumulating import CurvatureSums
+from spiritlevel.engine.passes.radial import RadialStats
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.passes.accumulating import CurvatureSums
-from spiritlevel.passes.radial import RadialStats
-from spiritlevel.problem import Problem
-from spiritlevel.reference import fisher_rao as reference
+from spiritlevel.measures.reference import fisher_rao as reference
+from spiritlevel.values.estimate import Estimate, Result
 
 # θ and the gradient take opposite factors under a rescaling that keeps the function: each θ_i ∂_i ℓ stays as it is.
 KEEPS_THE_FUNCTION = ("layer_rescaling", "neuron_rescaling", "permutation")

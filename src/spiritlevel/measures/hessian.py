@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import torch
 
-from spiritlevel.blocks import Blocks
-from spiritlevel.estimate import Estimate, Result, not_applicable
-from spiritlevel.estimators.eigenvalues import Eigenpairs
-from spiritlevel.estimators.lanczos import lanczos
-from spiritlevel.estimators.probes import random_signs
-from spiritlevel.estimators.quadrature import frobenius_squared
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.estimators.eigenvalues import Eigenpairs
+from spiritlevel.engine.estimators.lanczos import lanczos
+from spiritlevel.engine.estimators.probes import random_signs
+from spiritlevel.engine.estimators.quadrature import frobenius_squared
+from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators.derivative_check import path_of
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Cost, declare
-from spiritlevel.operators import HessianOperator
-from spiritlevel.operators.trust import path_of
-from spiritlevel.problem import Problem
-from spiritlevel.reference import curvature as reference
+from spiritlevel.measures.reference import curvature as reference
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 _RESCALINGS = ("layer_rescaling", "neuron_rescaling")
 Eigen = Callable[..., Eigenpairs]

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from spiritlevel.estimate import Estimate, Result, not_applicable
+from spiritlevel.engine.passes.outputs import OutputStats
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.over_samples import Distribution, Statistic
-from spiritlevel.passes.outputs import OutputStats
-from spiritlevel.reference import margins as reference
+from spiritlevel.measures.reference import margins as reference
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 PAPER = "Lengyel et al. 2021"
 KEEPS_THE_FUNCTION = ("layer_rescaling", "neuron_rescaling", "permutation")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.estimators.balancing import balance
-from spiritlevel.passes.perturbed import gaussian_noise
-from spiritlevel.problem import Problem
-from spiritlevel.weight_matrices import as_matrix, from_matrix
+from spiritlevel.engine.estimators.balancing import balance
+from spiritlevel.engine.passes.perturbed import gaussian_noise
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 
 # A line without weight has its optimum at vanishing noise; it gets the noise at which it costs this share of the rest.
 VOID_SHARE = 1e-3

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from spiritlevel.blocks import Blocks, TensorEstimate
-from spiritlevel.estimate import Estimate, Result, not_applicable
-from spiritlevel.estimators.balancing import Balance, balance, balance_icml
+from spiritlevel.engine.blocks import Blocks, TensorEstimate
+from spiritlevel.engine.estimators.balancing import Balance, balance, balance_icml
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
-from spiritlevel.problem import Problem
-from spiritlevel.reference import normalized as reference
-from spiritlevel.weight_matrices import as_matrix
+from spiritlevel.measures.reference import normalized as reference
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 _CLIPS = ("zero", "abs", "none")
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.estimate import Estimate, Result, not_applicable
+from spiritlevel.engine.passes.outputs import OutputStats
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.margins import NO_CLASSES, NO_SAMPLE
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.passes.outputs import OutputStats
-from spiritlevel.problem import Problem
-from spiritlevel.reference import norms as reference
-from spiritlevel.weight_matrices import as_matrix
+from spiritlevel.measures.reference import norms as reference
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONV_CHOICES = ("reshaped", "fft")

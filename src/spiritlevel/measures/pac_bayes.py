@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import UsageError
-from spiritlevel.estimate import Estimate, not_applicable
+from spiritlevel.engine.passes.perturbed import Perturbed
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.noise_scales import Scales, balanced_scales, fitted_scales, noisy, weights_of
-from spiritlevel.passes.perturbed import Perturbed
-from spiritlevel.problem import Problem
-from spiritlevel.reference import pac_bayes as reference
-from spiritlevel.weight_matrices import as_matrix
+from spiritlevel.measures.reference import pac_bayes as reference
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 # Streams of noise that must not share draws, as the second part of the seed's key.
 CHOOSING, JUDGING, POOL, START = range(4)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError, UsageError
-from spiritlevel.estimate import Estimate
-from spiritlevel.estimators.box_maximum import maximise_in_box
-from spiritlevel.estimators.probes import seeded_generator
+from spiritlevel.engine.estimators.box_maximum import maximise_in_box
+from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Cost, declare
-from spiritlevel.passes.perturbed import Perturbed, gaussian_noise, moved
-from spiritlevel.problem import Problem
-from spiritlevel.reference import perturbation as reference
+from spiritlevel.measures.reference import perturbation as reference
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import Estimate
 
 # Draws of noise of a few roundings' size: what they change in the loss is the rounding of the loss itself.
 ROUNDING_DRAWS = 2

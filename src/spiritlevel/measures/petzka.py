@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
-from spiritlevel.blocks import Blocks, TensorEstimate
-from spiritlevel.estimate import Estimate, Result, not_applicable
+from spiritlevel.engine.blocks import Blocks, TensorEstimate
+from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Cost, Measure, declare
-from spiritlevel.problem import Problem
-from spiritlevel.reference import curvature as reference
+from spiritlevel.measures.reference import curvature as reference
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 Layers = dict[str, Estimate]
 _NO_WEIGHT = "no chosen parameter has two or more dimensions, so there is no weight matrix to measure"

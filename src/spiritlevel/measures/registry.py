@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
 
-from spiritlevel.errors import UsageError, near_names
 from spiritlevel.measures import (
     feature_robustness,
     fisher_rao,
@@ -20,6 +19,7 @@ from spiritlevel.measures import (
     petzka,
 )
 from spiritlevel.measures.declaration import Measure
+from spiritlevel.values.errors import UsageError, near_names
 
 # The order of the families is the order of every listing.
 _FAMILIES: tuple[ModuleType, ...] = (

@@ -6,8 +6,6 @@ import base64
 import os
 from typing import Any
 
-from spiritlevel.cleaning import cleaned_for_page
-from spiritlevel.errors import UsageError, near_names
 from spiritlevel.page import embedding, formulas, opening
 from spiritlevel.page.content import Content
 from spiritlevel.page.extras import check, need
@@ -15,6 +13,9 @@ from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.parts import Command, Figure, Page, Picture, Table, Words
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins, measures, samples, settings, spectrum
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.cleaning import cleaned_for_page
+from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.version import __version__
 
 # In the order in which the folds stand.
 SECTIONS = (
@@ -56,7 +57,6 @@ def html(content: Content) -> str:
         kind.__name__.lower(): (lambda part, kind=kind: isinstance(part, kind))
         for kind in (Figure, Table, Words, Command, Picture)
     }
-    from spiritlevel import __version__
 
     scripts = (embedding.drawing_script(), embedding.page_script())
     return environment.get_template("page.html").render(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spiritlevel.estimate import Estimate
 from spiritlevel.page.parts import Cell
 from spiritlevel.results.numerals import MISSING, how_text, plain, residual_of, value_text
+from spiritlevel.values.estimate import Estimate
 
 _SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 

@@ -4,21 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from spiritlevel.errors import UsageError
 from spiritlevel.results import Report
 from spiritlevel.results.wording import shared_prefix_removed
+from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from spiritlevel.audits import Audit
-    from spiritlevel.compared import Comparison
-    from spiritlevel.spectrum_result import Spectrum
-    from spiritlevel.studies import Record
+    from spiritlevel.results.audits import Audit
+    from spiritlevel.results.compared import Comparison
+    from spiritlevel.results.spectrum_result import Spectrum
 
 Kind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
 MOST_ONE_BY_ONE = 4
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class StudyRecord(Protocol):
+    """What a page shows of a study: any record that has this, wherever studies are kept."""
+
+    @property
+    def study(self) -> Any: ...
+
+    @property
+    def size(self) -> str: ...
+
+    @property
+    def table(self) -> Any: ...
+
+    @property
+    def planned(self) -> int: ...
+
+    @property
+    def analysis(self) -> Mapping[str, Any]: ...
+
+    @property
+    def judgements(self) -> tuple[Any, ...]: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def finished(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    def behind(self, judgement: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +64,7 @@ class Content:
     comparison: Comparison | None = None
     audits: Mapping[str, Audit] = field(default_factory=dict)
     spectra: Mapping[str, Spectrum] = field(default_factory=dict)
-    studies: tuple[Record, ...] = ()
+    studies: tuple[StudyRecord, ...] = ()
     learning_rate: float | None = None
     failures: Mapping[str, str] = field(default_factory=dict)  # networks that could not be measured, and why
 
@@ -124,7 +156,7 @@ def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> Conte
     return Content(spectra={label_of(spectrum.header): spectrum}, learning_rate=_checked(rate))
 
 
-def of_studies(records: Iterable[Record]) -> Content:
+def of_studies(records: Iterable[StudyRecord]) -> Content:
     """Return the content of studies."""
     return Content(studies=tuple(records))
 

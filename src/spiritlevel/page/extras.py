@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from spiritlevel.errors import SpiritlevelError
+from spiritlevel.values.errors import SpiritlevelError
 
 _PACKAGES = {
     "altair": "altair",

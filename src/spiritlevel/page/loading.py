@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.audits import Audit
-from spiritlevel.compared import Comparison
-from spiritlevel.errors import UsageError
 from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
 from spiritlevel.results import Report
+from spiritlevel.results.audits import Audit
 from spiritlevel.results.collecting import Failure, load_saved
+from spiritlevel.results.compared import Comparison
 from spiritlevel.results.saving import read_record
-from spiritlevel.spectrum_result import Spectrum
+from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.values.errors import UsageError
 
 Result = Report | Comparison | Audit | Spectrum | Failure
 Path = str | os.PathLike[str]

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.results import frames, records
 from spiritlevel.results.report import Report
 from spiritlevel.results.saving import read_record
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 Path = str | os.PathLike[str]
 Paths = Path | Iterable[Path]

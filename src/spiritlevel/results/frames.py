@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.estimate import Estimate
+from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report

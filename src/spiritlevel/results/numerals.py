@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiritlevel.estimate import Estimate
+from spiritlevel.values.estimate import Estimate
 
 EXACT_DIGITS = 5
 MISSING = "—"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from spiritlevel.errors import SpiritlevelError
-from spiritlevel.estimate import Estimate
 from spiritlevel.results.checking import what_is_wrong
+from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.estimate import Estimate
 
 SCHEMA_VERSION = 1
 ESTIMATE_FIELDS = (

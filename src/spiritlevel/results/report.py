@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spiritlevel.cleaning import for_terminal
-from spiritlevel.errors import UsageError, near_names
-from spiritlevel.estimate import Estimate
 from spiritlevel.results import frames, records, webpage
 from spiritlevel.results.saving import Saved, read_record, undamaged
+from spiritlevel.values.cleaning import for_terminal
+from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spiritlevel.errors import SpiritlevelError, UsageError
 from spiritlevel.results.checking import what_is_wrong
 from spiritlevel.results.records import SCHEMA_VERSION, strict_dumps, strict_loads
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 class Saved:

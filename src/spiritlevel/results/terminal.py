@@ -12,10 +12,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.cleaning import Cleaned, for_terminal
-from spiritlevel.estimate import Estimate, not_applicable
 from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
 from spiritlevel.results.wording import Footnotes, data_words, header_lines
+from spiritlevel.values.cleaning import Cleaned, for_terminal
+from spiritlevel.values.estimate import Estimate, not_applicable
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report

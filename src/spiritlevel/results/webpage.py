@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from spiritlevel.cleaning import for_page
 from spiritlevel.results.numerals import how_text, plain, value_text
 from spiritlevel.results.wording import Footnotes, header_lines
+from spiritlevel.values.cleaning import for_page
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report

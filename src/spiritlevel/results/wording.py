@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from spiritlevel.estimate import Estimate
 from spiritlevel.results.numerals import percent, plain
+from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report

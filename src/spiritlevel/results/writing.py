@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from spiritlevel.errors import SpiritlevelError, UsageError
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 PathLike = str | os.PathLike[str]
 _KINDS = (

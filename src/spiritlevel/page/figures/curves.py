@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spiritlevel.estimate import Estimate
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
+from spiritlevel.values.estimate import Estimate
 
 Point = tuple[float, str, float, float]  # place, label, value, error of the computation
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3])

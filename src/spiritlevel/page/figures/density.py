@@ -12,7 +12,7 @@ from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 
 if TYPE_CHECKING:
-    from spiritlevel.spectrum_result import Spectrum
+    from spiritlevel.results.spectrum_result import Spectrum
 
 POINTS = 601
 FLOOR = 1e-8  # of the peak: what is below is not drawn

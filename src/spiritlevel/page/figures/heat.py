@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.audits import SYMMETRY_WORDS
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
+from spiritlevel.results.audits import SYMMETRY_WORDS
 from spiritlevel.results.numerals import plain
 
 if TYPE_CHECKING:
-    from spiritlevel.audits import Audit
+    from spiritlevel.results.audits import Audit
 
 COLOURS = {"invariant": "blue", "changes": "orange", "undecided": "grey", "not measured": "grey"}
 

@@ -10,7 +10,7 @@ from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 
 if TYPE_CHECKING:
-    from spiritlevel.compared import Comparison
+    from spiritlevel.results.compared import Comparison
 
 # The kinds of a comparison's rows as marks: words, colour, shape. Each is told by its shape alone.
 MARKS = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spiritlevel.audits import SYMMETRY_WORDS, Audit
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.curves import relative_curves
 from spiritlevel.page.figures.heat import heat_map
 from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
+from spiritlevel.results.audits import SYMMETRY_WORDS, Audit
 from spiritlevel.results.numerals import MISSING, plain, value_text
 
 

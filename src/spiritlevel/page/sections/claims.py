@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import Content, StudyRecord
 from spiritlevel.page.parts import Cell, Command, Explanation, Part, Picture, Row, Section, Table, Words
-
-if TYPE_CHECKING:
-    from spiritlevel.studies import Record
 
 KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
 
 
-def claims_table(records: tuple[Record, ...], name: str = "claims") -> Table:
+def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Table:
     """Return all claims; behind each is the rule that decided and, where it fails, why."""
-    from spiritlevel.studies.documents import behind, measured
-
     rows = []
     for record in records:
         for each in record.judgements:
@@ -34,9 +28,9 @@ def claims_table(records: tuple[Record, ...], name: str = "claims") -> Table:
                     [
                         Cell(each.claim.statement, small=f"{record.study.name}, {each.claim.place}"),
                         Cell(each.claim.paper),
-                        Cell(measured(each)),
+                        Cell(each.words),
                         Cell(verdict, kind=KINDS.get(each.verdict, "undecided") if record.finished else "missing"),
-                        Cell(f"{record.size}, {behind(each, record)}"),
+                        Cell(f"{record.size}, {record.behind(each)}"),
                     ],
                     more=more,
                 )
@@ -63,7 +57,7 @@ def section(content: Content) -> Section | None:
     return Section("studies", "Studies", summary, parts, opened=content.kind == "study") if parts else None
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: StudyRecord) -> list[Picture]:
     """Return the study's own figures, drawn from its runs."""
     if not record.finished:
         return []
@@ -76,5 +70,5 @@ def pictures(record: Record) -> list[Picture]:
     return drawn
 
 
-def _runs(record: Record) -> str:
+def _runs(record: StudyRecord) -> str:
     return f"Size {record.size}, {record.finished} of {record.planned} runs, {record.seconds:,.0f} s of computing."

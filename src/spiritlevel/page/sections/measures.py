@@ -68,7 +68,7 @@ def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
     """Return the ratios, and who is flatter with whether that holds."""
     if content.comparison is None:
         return [], []
-    from spiritlevel.compared import ratio_words
+    from spiritlevel.results.compared import ratio_words
 
     row = content.comparison.rows.get(name)
     first, *others = content.reports

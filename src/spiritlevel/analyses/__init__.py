@@ -1,0 +1,1 @@
+"""What is asked of measures: measuring, spectra, symmetries, audits, comparisons."""

@@ -1,0 +1,326 @@
+"""The invariance audit: every measure before and after each symmetry found, and what that says about the measure.
+
+Verdicts come from measuring alone.  What a measure declares about itself is compared with them afterwards, and a
+declared invariance that a measured change contradicts is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from spiritlevel.analyses.equivalents import Equivalents
+from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.results import Report
+from spiritlevel.results.audits import Audit, Decision, Sweep, Trial, Verdict
+from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.values.estimate import Estimate
+
+# Ranges from which factors are drawn; the middle one is that of Petzka et al. 2019.
+STRENGTHS: dict[str, tuple[float, float]] = {"mild": (1.25, 2.0), "usual": (5.0, 25.0), "extreme": (100.0, 1000.0)}
+ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
+# What the sweep over T_α shows whatever was chosen (Lengyel et al. 2021, Corollary 5.2).
+SWEPT = ("hessian_trace", "hessian_top_eigenvalue", "hessian_frobenius", "output_margin", "softmax_margin")
+ONE_NEURON = (1.0, 10.0, 100.0, 1000.0)
+
+# Relative change that rounding explains where a value is exact.
+ROUNDING = {torch.float32: 2e-3, torch.float64: 1e-7}
+SIGMAS = 5.0  # standard errors come from as few as eight draws, whose own spread is large
+# "Invariant" needs an error small enough to have seen a change: larger than this share of the value it is undecided.
+RESOLUTION = 0.01
+# A bound found by a search, or an infimum over samples, may miss its own optimum by about this share.
+BOUND_SHARE = 0.1
+
+Strengths = Mapping[str, tuple[float, float]] | Sequence[str] | None
+
+
+def audit(
+    problem: Problem | nn.Module,
+    data: Any = None,
+    measures: Measures = "default",
+    *,
+    strengths: Strengths = None,
+    alphas: Sequence[float] = ALPHAS,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    dtype: str | torch.dtype | None = "float64",
+    progress: bool = False,
+    **options: Any,
+) -> Audit:
+    """Measure before and after every symmetry found in the network: which numbers would change, and by how much.
+
+    ``strengths``: names among "mild", "usual" (factors in [5, 25]) and "extreme", or a mapping from names to ranges.
+    ``alphas``: the grid of the T_α sweep; empty for none.  The audit works on a float64 copy unless ``dtype=None``, so
+    that what rounding changes is not taken for what the symmetry changes.
+    """
+    if data is not None and isinstance(problem, Problem) and isinstance(data, (str, Measure, list, tuple)):
+        data, measures = None, data
+    chosen = select(measures)
+    chosen_settings(chosen, settings or {})  # refused before any work is done
+    ranges = chosen_strengths(strengths)
+    for alpha in alphas:
+        if not (math.isfinite(alpha) and alpha > 0):
+            raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
+    given = as_problem(problem, data, **options)
+    equivalents = Equivalents(given, as_torch_dtype(dtype))
+    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
+    base = run.report(equivalents.problem)
+    sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
+    trials = [*_function_preserving(run, base, ranges), *_permuted(run, base), *_output_scaling(run, base, sweep)]
+    return Audit(
+        verdicts=_verdicts(chosen, trials),
+        sweep=sweep,
+        one_neuron=_one_neuron(run),
+        found=[str(each) for each in equivalents.found],
+        left_alone=[f"{where}: {reason}" for where, reason in equivalents.found.left_alone],
+        untraced=equivalents.found.reason,
+        refused=dict(run.refused),
+        strengths=ranges,
+        base=base,
+        copied_from=None if equivalents.problem is given else str(given.dtype).removeprefix("torch."),
+    )
+
+
+def examine(
+    equivalents: Equivalents,
+    base: Report,
+    chosen: list[Measure],
+    *,
+    strengths: Strengths = ("usual",),
+    alpha: float = 2.0,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
+    """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
+    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, False)
+    sweep = _sweep(run, [float(alpha)])
+    trials = [*_function_preserving(run, base, chosen_strengths(strengths)), *_output_scaling(run, base, sweep)]
+    return _verdicts(chosen, trials), dict(run.refused)
+
+
+def _verdicts(chosen: list[Measure], trials: list[Trial]) -> dict[str, dict[str, Verdict]]:
+    return {
+        own.name: {
+            symmetry: conclude(own, symmetry, [t for t in trials if t.measure == own.name and t.symmetry == symmetry])
+            for symmetry in own.invariances
+        }
+        for own in chosen
+    }
+
+
+def chosen_strengths(strengths: Strengths) -> dict[str, tuple[float, float]]:
+    """Return the ranges of factors by name, checked."""
+    if strengths is None:
+        return dict(STRENGTHS)
+    if not isinstance(strengths, Mapping):
+        names = [strengths] if isinstance(strengths, str) else list(strengths)
+        for name in names:
+            if name not in STRENGTHS:
+                raise UsageError(f"there is no strength {name!r}{near_names(str(name), STRENGTHS)}")
+        return {name: STRENGTHS[name] for name in names}
+    for name, (low, high) in strengths.items():
+        if not (0 < low <= high and math.isfinite(high)) or low == high == 1:
+            raise UsageError(f"strength {name!r} must be a range of positive factors, not ({low}, {high})")
+    return {name: (float(low), float(high)) for name, (low, high) in strengths.items()}
+
+
+def as_torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return a dtype from its name; None stands for the network's own."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if found not in (None, torch.float32, torch.float64) or (dtype is not None and found is None):
+        raise UsageError(f"dtype must be 'float64', 'float32' or None for the network's own, not {dtype!r}")
+    return found
+
+
+class _Run:
+    """What every measurement of one audit has in common."""
+
+    def __init__(
+        self,
+        equivalents: Equivalents,
+        chosen: list[Measure],
+        settings: Settings,
+        seed: int,
+        tolerance: float | None,
+        progress: bool,
+    ) -> None:
+        self.equivalents = equivalents
+        self.chosen = chosen
+        self.settings = settings
+        self.seed = seed
+        self.tolerance = tolerance
+        self.progress = progress
+        self.refused: dict[str, str] = {}  # why a symmetry could not be applied
+
+    def report(self, problem: Problem, chosen: list[Measure] | None = None) -> Report:
+        measured = chosen or self.chosen
+        names = {own.name for own in measured}
+        return measure(
+            problem,
+            measures=measured,
+            settings={key: value for key, value in self.settings.items() if key.partition(".")[0] in names},
+            seed=self.seed,
+            tolerance=self.tolerance,
+            progress=self.progress,
+        )
+
+
+def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float, float]]) -> list[Trial]:
+    equivalents = run.equivalents
+    found = equivalents.found
+    trials: list[Trial] = []
+    for position, (strength, (low, high)) in enumerate(ranges.items()):
+        rng = np.random.default_rng([run.seed, position])
+        if equivalents.names("layers"):
+            # Up or down at random, so that the factors of a deep chain do not pile up in its last layer.
+            drawn = np.exp(rng.uniform(math.log(low), math.log(high), len(equivalents.names("layers"))))
+            signs = rng.choice([-1.0, 1.0], len(drawn))
+            factors = dict(zip(equivalents.names("layers"), (drawn**signs).tolist()))
+            trials += _tried(run, base, "layer_rescaling", strength, lambda f=factors: equivalents.layers_rescaled(f))
+        if equivalents.names("neurons"):
+            draw = {
+                each.name: torch.from_numpy(
+                    np.exp(rng.uniform(math.log(low), math.log(high), each.factors))
+                    ** rng.choice([-1.0, 1.0], each.factors)
+                )
+                for each in found.of_kind("neurons")
+            }
+            trials += _tried(
+                run,
+                base,
+                "neuron_rescaling",
+                strength,
+                lambda f=draw: equivalents.neurons_rescaled(factors=f),
+            )
+    return trials
+
+
+def _permuted(run: _Run, base: Report) -> list[Trial]:
+    if not run.equivalents.found.of_kind("permutation"):
+        return []
+    return _tried(run, base, "permutation", "", lambda: run.equivalents.permuted(run.seed))
+
+
+def _tried(run: _Run, base: Report, symmetry: str, strength: str, change: Any) -> list[Trial]:
+    """Measure on the changed network; a refusal of the change is kept with its reason."""
+    try:
+        after = run.report(change())
+    except SpiritlevelError as error:
+        run.refused[f"{symmetry} {strength}".strip()] = str(error)
+        return []
+    dtype = run.equivalents.problem.dtype
+    return [judge(own.name, symmetry, strength, base[own.name], after[own.name], dtype) for own in run.chosen]
+
+
+def judge(
+    name: str, symmetry: str, strength: str, before: Estimate, after: Estimate, dtype: torch.dtype = torch.float64
+) -> Trial:
+    """Decide from two measurements whether the value changed: by more than errors, certificates and rounding allow."""
+    for estimate, when in ((before, "before"), (after, "after")):
+        if estimate.status not in ("ok", "budget_spent"):
+            return Trial(name, symmetry, strength, before, after, "not measured", f"{when}: {estimate.reason}")
+    size = max(abs(before.value), abs(after.value))
+    error = uncertainty(before, after)
+    change = abs(after.value - before.value)
+    verdict: Decision
+    if change > error + ROUNDING.get(dtype, 2e-3) * size:
+        verdict = "changes"
+    elif error <= RESOLUTION * size:
+        verdict = "invariant"
+    else:
+        verdict = "undecided"
+    return Trial(name, symmetry, strength, before, after, verdict)
+
+
+def uncertainty(first: Estimate, second: Estimate) -> float:
+    """Return how far two estimates may differ by their errors, certificates and searches alone."""
+    error = SIGMAS * math.hypot(first.stderr, second.stderr)
+    error += sum((e.interval[1] - e.interval[0]) / 2 for e in (first, second) if e.interval is not None)
+    # A search for a bound stops somewhere: two searches may differ although the quantities do not.
+    if any(e.how in ("lower_bound", "upper_bound") for e in (first, second)):
+        error += BOUND_SHARE * max(abs(first.value), abs(second.value))
+    return error
+
+
+def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
+    """Gather the trials of one measure under one symmetry: one change is enough, invariance needs all of them."""
+    usable = [trial for trial in trials if trial.verdict != "not measured"]
+    kinds = {trial.verdict for trial in usable}
+    verdict: Decision
+    if not trials:
+        verdict = "not found"
+    elif not usable:
+        verdict = "not measured"
+    elif "changes" in kinds:
+        verdict = "changes"
+    else:
+        verdict = "undecided" if "undecided" in kinds else "invariant"
+    return Verdict(own.name, symmetry, verdict, own.invariances.get(symmetry), tuple(trials))
+
+
+def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
+    """Measure along T_α: the chosen measures, and those named ``beside`` them."""
+    if not run.equivalents.found.of_kind("output_scale") and run.equivalents.found.analysis is not None:
+        run.refused["output_scaling"] = "no layer with a free scale produces the outputs"
+        return None
+    names = {name: MEASURES[name] for name in beside} | {own.name: own for own in run.chosen}
+    reports: dict[float, Report] = {}
+    for alpha in alphas:
+        try:
+            reports[alpha] = run.report(run.equivalents.outputs_scaled(alpha), list(names.values()))
+        except SpiritlevelError as error:
+            run.refused[f"output_scaling α={alpha:g}"] = str(error)
+    if not reports:
+        return None
+    titles = {name: own.title for name, own in names.items()}
+    values = {name: [report[name] for report in reports.values()] for name in names}
+    accuracies = [report.accuracy for report in reports.values()]
+    return Sweep(list(reports), values, titles, [report.loss for report in reports.values()], accuracies)
+
+
+def _output_scaling(run: _Run, base: Report, sweep: Sweep | None) -> list[Trial]:
+    if sweep is None:
+        return []
+    return [
+        judge(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
+        for own in run.chosen
+        for alpha, estimate in zip(sweep.alphas, sweep.values[own.name])
+        if alpha != 1
+    ]
+
+
+def _one_neuron(run: _Run) -> dict[str, dict[str, list[float]]]:
+    """Follow the sizes of the two matrices around one neuron while it is rescaled further and further.
+
+    A row of the first shrinks and a column of the second grows (Tsuzuku et al. 2019, section 5.1): norms follow the
+    factor and the stable rank of the second goes to 1, though the function stays as it is.
+    """
+    equivalents = run.equivalents
+    groups = equivalents.found.of_kind("neurons")
+    if not groups:
+        return {}
+    group = groups[0]
+    rows: dict[str, dict[str, list[float]]] = {}
+    for factor in ONE_NEURON:
+        scales = torch.ones(group.factors, dtype=torch.float64)
+        scales[0] = 1 / factor
+        try:
+            report = run.report(equivalents.neurons_rescaled(factors={group.name: scales}), [MEASURES["weight_norm"]])
+        except SpiritlevelError as error:
+            run.refused[f"one neuron ×{factor:g}"] = str(error)
+            continue
+        for quantity in ("frobenius", "spectral_norm", "stable_rank"):
+            for layer, estimate in report.per_layer.get(quantity, {}).items():
+                rows.setdefault(layer, {}).setdefault(quantity, []).append(estimate.value)
+        rows.setdefault("", {}).setdefault("factor", []).append(factor)
+    return rows

@@ -1,0 +1,396 @@
+"""Comparing networks on the same data: which is flatter by each measure, and would a rescaling say otherwise."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spiritlevel.analyses.auditing import Strengths
+from spiritlevel.analyses.contrasting import contrast
+from spiritlevel.analyses.holding import Check, declared_holding
+from spiritlevel.analyses.measuring import Measures, Settings, chosen_settings, measure, per_sample
+from spiritlevel.analyses.reading import Finding, reading
+from spiritlevel.analyses.sample_groups import measured_by_group
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.over_samples import Distribution
+from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.results import Report, load_reports
+from spiritlevel.results.compared import Comparison, Holding, Margins, Row
+from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.numerals import plain
+from spiritlevel.results.wording import shared_prefix_removed
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.statistics import rank_correlation
+
+BINS = 30
+FEWEST_FOR_CORRELATION = 4
+
+Networks = Mapping[str, Problem | Report | str | os.PathLike[str]]
+
+
+def compare(
+    networks: Networks | Iterable[str | os.PathLike[str] | Report],
+    measures: Measures = "default",
+    *,
+    test: Any = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    groups: int = 10,
+    strengths: Strengths = ("usual",),
+    search: bool = True,
+    dtype: str | torch.dtype | None = "float64",
+    headers: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: bool = False,
+) -> Comparison:
+    """Compare two or more networks: ``compare({"a": problem_a, "b": problem_b})``, or saved reports or their paths.
+
+    All must have been measured on the same samples with the same loss.  Measures without a value of their own for each
+    sample are measured again on ``groups`` disjoint parts of the data, for an error over samples.  With networks at
+    hand it is measured on rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling
+    that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
+    and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
+    """
+    given = _labelled(networks)
+    if len(given) < 2:
+        raise UsageError(f"a comparison needs at least two networks; found {len(given)}")
+    problems = {label: item for label, item in given.items() if isinstance(item, Problem)}
+    if problems and len(problems) < len(given):
+        raise UsageError("a comparison takes problems or reports, not both; measure the problems first")
+    if not problems:
+        if test is not None:
+            raise UsageError("test data needs the networks, and only their reports were given; leave test out")
+        reports = {label: item for label, item in given.items() if isinstance(item, Report)}
+        return assemble(reports, _declared_for(reports), seed=seed)
+    chosen = select(measures)
+    chosen_settings(chosen, settings or {})  # refused before any work is done
+    values = _flat(settings or {})
+    _check_same_data(problems)
+    reports = {
+        label: measure(problem, measures=chosen, settings=values, seed=seed, tolerance=tolerance, progress=progress)
+        for label, problem in problems.items()
+    }
+    for label, more in (headers or {}).items():
+        reports[label].header.update(more)
+    first = next(iter(reports.values()))
+    rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
+    return assemble(
+        reports,
+        {own.name: own for own in chosen},
+        seed=seed,
+        problems=problems,
+        by_group=measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance),
+        check=Check(problems, reports, chosen, values, strengths, search, dtype, seed, tolerance),
+        test=_tested(problems, test),
+    )
+
+
+def assemble(
+    reports: Mapping[str, Report],
+    measures: Mapping[str, Measure],
+    *,
+    seed: int = 0,
+    problems: Mapping[str, Problem] | None = None,
+    by_group: Mapping[str, Sequence[Report]] | None = None,
+    check: Check | None = None,
+    test: dict[str, dict[str, Any]] | None = None,
+) -> Comparison:
+    """Return the comparison of reports on the same data; ``check`` decides by measuring whether orderings hold."""
+    labels = list(reports)
+    _refuse_different(reports)
+    names = [name for name in reports[labels[0]] if all(name in report for report in reports.values())]
+    if not names:
+        raise UsageError("the reports have no measure in common, so there is nothing to compare")
+    weights = next(iter(problems.values())).survey.weights if problems else None
+    rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
+    findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    untrained, off_minimum = _untrained(reports), _off_minimum(reports)
+    bins, margins = _margins(reports, problems)
+    left_out = sorted({name for report in reports.values() for name in report} - set(names))
+    notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
+    if check is not None:
+        notes += check.notes
+    return Comparison(
+        reports=dict(reports),
+        rows=rows,
+        reading=reading(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
+        headings=[*([untrained] if untrained else []), *off_minimum.values()],
+        notes=notes,
+        agreement=_agreement(rows, reports),
+        margin_bins=bins,
+        margins=margins,
+        test=test or {},
+    )
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    """Return settings by "measure.option", whichever way they were written."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+_NOT_COUNTED = ("no_direction", "not_comparable")
+
+
+def _row(
+    name: str,
+    reports: Mapping[str, Report],
+    own: Measure | None,
+    weights: Tensor | None,
+    by_group: Mapping[str, Sequence[Report]],
+    seed: int,
+    check: Check | None,
+) -> Row:
+    labels = list(reports)
+    title = reports[labels[0]].title(name)
+    sharper_when = own.sharper_when if own is not None else ""
+    settings = [report.settings.get(name, {}) for report in reports.values()]
+    if any(each != settings[0] for each in settings):
+        return Row(name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings"))
+    contrasts = [
+        contrast(
+            name,
+            (a, reports[a]),
+            (b, reports[b]),
+            sharper_when,
+            weights=weights,
+            groups=(by_group[a], by_group[b]) if by_group else None,
+            seed=seed,
+        )
+        for a, b in combinations(labels, 2)
+    ]
+    present = tuple(each for each in contrasts if each is not None)
+    if len(present) < len(contrasts):
+        return Row(
+            name, title, sharper_when, present, None, Holding("not_comparable", "not measured for every network")
+        )
+    flattest = next((a for a in labels if _flatter_than_all(a, labels, present)), None)
+    if not sharper_when:
+        return Row(name, title, "", present, None, Holding("no_direction", "larger is neither flatter nor sharper"))
+    if flattest is None:
+        tie = "difference within its error" if len(labels) == 2 else "no network is flatter than all others"
+        return Row(name, title, sharper_when, present, None, Holding("undecided", tie))
+    closest = _closest_rival(flattest, present)
+    holding = declared_holding(own) if check is None or own is None else check.holding(own, (flattest, closest))
+    return Row(name, title, sharper_when, present, flattest, holding)
+
+
+def _flatter_than_all(label: str, labels: list[str], contrasts: Sequence[Contrast]) -> bool:
+    return sum(each.flatter == label for each in contrasts) == len(labels) - 1
+
+
+def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
+    own = [each for each in contrasts if flattest in (each.first, each.second)]
+    nearest = min(own, key=lambda each: abs(each.difference.value))
+    return nearest.second if nearest.first == flattest else nearest.first
+
+
+def _finding(row: Row, labels: Sequence[str]) -> Finding:
+    pair = row.between(labels[0], labels[1])
+    if len(labels) > 2 and row.flattest is not None:
+        rival = _closest_rival(row.flattest, row.contrasts)
+        pair = row.between(row.flattest, rival)
+    ratio = pair.ratio if pair is not None else None
+    reversal = row.holding.reversal
+    return Finding(
+        title=row.title,
+        flatter=row.flattest,
+        ratio=None if ratio is None else ratio.value,
+        ratio_ends=None if ratio is None else (ratio.low, ratio.high),
+        holds="" if row.flattest is None else row.holding.kind,
+        checked=row.holding.checked,
+        factor=None if reversal is None else reversal.factor,
+        kind="" if reversal is None else reversal.kind,
+    )
+
+
+# --- what may be compared ------------------------------------------------------------------------------------------
+
+
+def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) -> dict[str, Problem | Report]:
+    """Return problems and reports by label; paths are read, and a file of several reports gives several networks."""
+    if isinstance(networks, Mapping):
+        pairs: list[tuple[str, Any]] = [(str(label), item) for label, item in networks.items()]
+    else:
+        items = list(networks)
+        paths = [str(item) for item in items if isinstance(item, (str, os.PathLike))]
+        short = dict(zip(paths, shared_prefix_removed(paths)))
+        pairs = [(short[str(i)] if isinstance(i, (str, os.PathLike)) else _own_label(i), i) for i in items]
+    found: dict[str, Problem | Report] = {}
+    for label, item in pairs:
+        if isinstance(item, (str, os.PathLike)):
+            loaded = load_reports(Path(item))
+            several = len(loaded) > 1
+            entries = [(_own_label(report) if several else label, report) for report in loaded]
+        elif isinstance(item, (Problem, Report)):
+            entries = [(label, item)]  # type: ignore[list-item]
+        else:
+            raise UsageError(f"{label!r} is a {type(item).__name__}; give Problems, Reports or paths of saved reports")
+        for own, report in entries:
+            if own in found:
+                raise UsageError(f"two networks are called {own!r}; give each a name of its own")
+            found[own] = report
+    return found
+
+
+def _own_label(item: Any) -> str:
+    head = getattr(item, "header", {})
+    return str(head.get("weights") or head.get("model") or "network")
+
+
+def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
+    return {name: MEASURES[name] for report in reports.values() for name in report if name in MEASURES}
+
+
+def _check_same_data(problems: Mapping[str, Problem]) -> None:
+    """Refuse other data or another loss before any measure is computed."""
+    heads = {
+        label: {"fingerprint": p.survey.fingerprint, "loss_name": p.loss.name, "samples": p.survey.count}
+        for label, p in problems.items()
+    }
+    _refuse_different_heads(heads)
+
+
+def _refuse_different(reports: Mapping[str, Report]) -> None:
+    _refuse_different_heads({label: report.header for label, report in reports.items()})
+
+
+def _refuse_different_heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
+    first, *others = heads
+    for other in others:
+        a, b = heads[first], heads[other]
+        if not a.get("fingerprint") or a.get("fingerprint") != b.get("fingerprint"):
+            marks = " and ".join(str(head.get("fingerprint") or "none") for head in (a, b))
+            raise UsageError(
+                f"{first} and {other} were measured on different data (fingerprints {marks}), whose numbers are never "
+                "paired; measure both on the same samples"
+            )
+        if a.get("loss_name") != b.get("loss_name"):
+            raise UsageError(
+                f"{first} was measured with the loss {a.get('loss_name')} and {other} with {b.get('loss_name')}, which "
+                "cannot be compared; measure both with the same loss"
+            )
+        if a.get("mode") != b.get("mode"):
+            raise UsageError(
+                f"{first} was measured in {a.get('mode')} mode and {other} in {b.get('mode')} mode, which are "
+                "different functions; measure both in the same mode"
+            )
+
+
+def _untrained(reports: Mapping[str, Report]) -> str:
+    """Return what must be said before any number where a network was never trained."""
+    untrained = [label for label, report in reports.items() if report.header.get("trained") is False]
+    if not untrained:
+        return ""
+    are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
+    return f"{_and(untrained)} {are}, so these numbers do not compare trained minima."
+
+
+def _off_minimum(reports: Mapping[str, Report]) -> dict[str, str]:
+    """Return by network that it is trained but not at a minimum, in a sentence."""
+    lines = {}
+    for label, report in reports.items():
+        head = report.header
+        if head.get("at_minimum") is False and head.get("trained") is not False:
+            size = (
+                f"gradient norm {plain(head.get('gradient_norm'), 2)}, its noise {plain(head.get('gradient_noise'), 2)}"
+            )
+            lines[label] = f"{label} is not at a minimum ({size}), so its numbers are the curvature of a slope."
+    return lines
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _tested(problems: Mapping[str, Problem], test: Any) -> dict[str, dict[str, Any]]:
+    """Return loss and accuracy of every network on the test data."""
+    found: dict[str, dict[str, Any]] = {}
+    for label, problem in problems.items() if test is not None else ():
+        other = Problem(
+            problem.model,
+            test,
+            problem.loss,
+            forward=problem._forward.forward_function,
+            parameters=list(problem.parameters),
+            mode=problem.mode,
+        )
+        survey = other.survey
+        found[label] = {"loss": survey.loss, "accuracy": survey.accuracy, "samples": survey.count}
+    return found
+
+
+# --- beside the rows -----------------------------------------------------------------------------------------------
+
+
+def _agreement(rows: Mapping[str, Row], reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Count pairs of decided measures that name the same network; with more networks, correlate their orders."""
+    decided = {name: row.flattest for name, row in rows.items() if row.flattest is not None}
+    pairs = list(combinations(decided, 2))
+    found: dict[str, Any] = {
+        "decided": len(decided),
+        "pairs": len(pairs),
+        "agree": sum(decided[a] == decided[b] for a, b in pairs),
+        "disagreeing": [[a, b] for a, b in pairs if decided[a] != decided[b]],
+    }
+    if len(reports) >= FEWEST_FOR_CORRELATION:
+        usable = [name for name, row in rows.items() if row.sharper_when and row.holding.kind != "not_comparable"]
+        sharpness = {
+            name: [
+                (1 if rows[name].sharper_when == "larger" else -1) * report[name].value for report in reports.values()
+            ]
+            for name in usable
+        }
+        found["spearman"] = [
+            {"first": a, "second": b, **vars(rank_correlation(sharpness[a], sharpness[b]))}
+            for a, b in combinations(usable, 2)
+        ]
+    return found
+
+
+def _margins(
+    reports: Mapping[str, Report], problems: Mapping[str, Problem] | None
+) -> tuple[list[float], dict[str, Margins]]:
+    """Return the distributions of the output margins, on bins shared by all networks; nothing where there are none."""
+    values: dict[str, Tensor] = {}
+    for label, report in reports.items():
+        own = report.per_sample.get("output_margin")
+        if own is None and problems is not None:
+            try:
+                own = per_sample(problems[label], "output_margin")["output_margin"]
+            except SpiritlevelError:  # no classes, so no margins
+                own = None
+        if own is None:
+            return [], {}
+        values[label] = own
+    finite = torch.cat([each[each.isfinite()] for each in values.values()])
+    if not len(finite):
+        return [], {}
+    low, high = float(finite.min()), float(finite.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    weights = {label: torch.ones(len(each), dtype=torch.float64) for label, each in values.items()}
+    if problems is not None:
+        weights = {label: problems[label].survey.weights for label in values}
+    found = {}
+    for label, each in values.items():
+        spread = Distribution(each, weights[label])
+        below = float(spread.shares[spread.values < 0].sum())
+        summary = {**spread.details(), "share_negative": below}
+        counts = np.histogram(spread.values, edges)[0]
+        found[label] = Margins({key: _finite(value) for key, value in summary.items()}, counts.tolist())
+    return edges.tolist(), found
+
+
+def _finite(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

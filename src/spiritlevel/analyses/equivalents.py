@@ -1,0 +1,129 @@
+"""The same problem with its network written down differently: rescaled, reordered, or with its outputs scaled."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.analyses.symmetries import (
+    Symmetries,
+    permute_neurons,
+    rescale_layers,
+    rescale_neurons,
+    scale_output,
+)
+from spiritlevel.analyses.symmetries.search import find_in_copy
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.contents import slice_batch
+from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forward
+from spiritlevel.values.errors import SpiritlevelError
+
+EXAMPLE_SAMPLES = 64  # outputs are proven equal on so many samples, and the mean loss then on all of them
+# Relative change of the mean loss and of its largest samples that rounding explains, by dtype.
+LOSS_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
+
+
+class Equivalents:
+    """A problem and its symmetries; every method returns the problem on a changed copy of the network.
+
+    With ``dtype`` the network is first copied to that precision: a change that rounding makes could otherwise not be
+    told from one that the symmetry makes.
+    """
+
+    def __init__(self, problem: Problem, dtype: torch.dtype | None = torch.float64) -> None:
+        self._original = problem.model
+        self.problem = problem if dtype in (None, problem.dtype) else problem.on_network(_copied(problem, dtype))
+        self._forward = self.problem.forward_function
+        self._wrapped = self._forward is not default_forward
+
+    @cached_property
+    def example(self) -> Any:
+        """Inputs of the first samples, on which outputs are compared."""
+        with self.problem.session():
+            content = next(iter(self.problem.batches())).content
+        first = slice_batch(content, 0, EXAMPLE_SAMPLES)
+        if self._wrapped:
+            return (first,)
+        arguments, keywords = arguments_of(first)
+        return keywords or arguments
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """What is traced: the model, or the user's forward with the model inside."""
+        return Forward(self.problem.model, self._forward) if self._wrapped else self.problem.model
+
+    @cached_property
+    def found(self) -> Symmetries:
+        """The symmetries of the network."""
+        return find_in_copy(self.network, self.example, mode=self.problem.mode, original=self._original)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the exact symmetries of a kind: "layers" or "neurons"."""
+        return [each.name for each in self.found.of_kind(kind)]
+
+    def shown(self, layer: str) -> str:
+        """Return a layer's name as the user knows it."""
+        return layer.removeprefix("model.") if self._wrapped else layer
+
+    def layers_rescaled(self, factors: Mapping[str, float]) -> Problem:
+        """Return the problem with whole layers rescaled and the function kept."""
+        return self._with(lambda net, x, found: rescale_layers(net, x, factors, found=found))
+
+    def neurons_rescaled(
+        self,
+        *,
+        seed: int = 0,
+        low: float = 0.2,
+        high: float = 5.0,
+        factors: Mapping[str, Tensor] | None = None,
+    ) -> Problem:
+        """Return the problem with single neurons rescaled, at random or as given, and the function kept."""
+        return self._with(
+            lambda net, x, found: rescale_neurons(net, x, seed=seed, low=low, high=high, factors=factors, found=found)
+        )
+
+    def permuted(self, seed: int = 0) -> Problem:
+        """Return the problem with hidden units in another order."""
+        return self._with(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
+
+    def outputs_scaled(self, alpha: float) -> Problem:
+        """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
+        return self._with(lambda net, x, found: scale_output(net, x, alpha, found=found), keeps_loss=False)
+
+    def _with(self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True) -> Problem:
+        changed = change(self.network, self.example, self.found)
+        inner = changed.model if self._wrapped else changed
+        assert isinstance(inner, nn.Module)
+        result = self.problem.on_network(inner)
+        if keeps_loss:
+            _prove_loss(self.problem, result)
+        return result
+
+
+def _copied(problem: Problem, dtype: torch.dtype | None) -> nn.Module:
+    try:
+        return copy.deepcopy(problem.model).to(dtype=dtype)
+    except Exception as error:
+        raise SpiritlevelError(
+            f"the model cannot be copied to {str(dtype).removeprefix('torch.')} ({type(error).__name__}: {error}); "
+            "convert it yourself, or pass dtype=None to work in its own precision"
+        ) from error
+
+
+def _prove_loss(before: Problem, after: Problem) -> None:
+    """Refuse a map that kept the outputs on the example but not the loss of every sample of the data."""
+    expected, found = before.survey.losses, after.survey.losses
+    scale = float(expected.abs().max()) + 1.0
+    worst = float((expected - found).abs().max()) / scale if len(expected) == len(found) else math.inf
+    allowed = LOSS_TOLERANCE.get(before.dtype, 1e-3)
+    if worst > allowed:
+        raise SpiritlevelError(
+            f"a rescaling proven on the first samples changes the loss of another one by {worst:.1e}, so it does not "
+            "keep the function on this data; nothing can be said about invariance"
+        )

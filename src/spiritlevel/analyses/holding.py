@@ -1,0 +1,142 @@
+"""Whether an ordering holds: decided by measuring on changed copies of the networks, or by what a measure declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from spiritlevel.analyses.auditing import Strengths, as_torch_dtype, examine
+from spiritlevel.analyses.equivalents import Equivalents
+from spiritlevel.analyses.measuring import measure
+from spiritlevel.analyses.rescaling_directions import Side
+from spiritlevel.analyses.reversal import find_reversal
+from spiritlevel.engine.problem import Problem
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.results import Report
+from spiritlevel.results.audits import SYMMETRY_WORDS, Verdict
+from spiritlevel.results.compared import Holding
+from spiritlevel.results.reversals import Reversal
+
+_RESCALINGS = ("layer_rescaling", "neuron_rescaling")
+_KIND = {"layer_rescaling": "layers", "neuron_rescaling": "neurons"}
+
+
+class Check:
+    """Decides by measuring on changed copies of the networks whether an ordering holds."""
+
+    def __init__(
+        self,
+        problems: Mapping[str, Problem],
+        reports: Mapping[str, Report],
+        chosen: list[Measure],
+        settings: dict[str, Any],
+        strengths: Strengths,
+        search: bool,
+        dtype: str | torch.dtype | None,
+        seed: int,
+        tolerance: float | None,
+    ) -> None:
+        self.settings, self.seed, self.tolerance, self.search = settings, seed, tolerance, search
+        precision = as_torch_dtype(dtype)
+        self.sides = {label: Side(label, Equivalents(problem, precision), seed) for label, problem in problems.items()}
+        self.base = {
+            label: reports[label]
+            if side.equivalents.problem is problems[label]
+            else measure(side.equivalents.problem, measures=chosen, settings=settings, seed=seed, tolerance=tolerance)
+            for label, side in self.sides.items()
+        }
+        self.verdicts: list[dict[str, dict[str, Verdict]]] = []
+        self.refused: dict[str, str] = {}
+        seen: set[str] = set()
+        for label, side in self.sides.items():
+            # Networks of one graph have the same symmetries: what changes under them is seen on the first.
+            graph = f"{type(problems[label].model).__name__}\n{side.equivalents.found}"
+            if graph in seen:
+                continue
+            seen.add(graph)
+            verdicts, refused = examine(
+                side.equivalents,
+                self.base[label],
+                chosen,
+                strengths=strengths,
+                settings=settings,
+                seed=seed,
+                tolerance=tolerance,
+            )
+            self.verdicts.append(verdicts)
+            self.refused.update(refused)
+
+    @property
+    def notes(self) -> list[str]:
+        """What contradicts a declaration, or could not be tried."""
+        found = [verdict for table in self.verdicts for row in table.values() for verdict in row.values()]
+        lines = [f"Contradiction: {verdict.contradiction}." for verdict in found if verdict.contradiction]
+        lines += [side.equivalents.found.reason for side in self.sides.values() if side.equivalents.found.reason]
+        lines += [f"{what} was not applied: {why}" for what, why in self.refused.items()]
+        return list(dict.fromkeys(lines))
+
+    def holding(self, own: Measure, pair: tuple[str, str]) -> Holding:
+        """Return whether the ordering of a pair by a measure survives every symmetry found in these networks."""
+        verdicts = [table[own.name] for table in self.verdicts]
+        changed = tuple(s for s in _RESCALINGS if any(row[s].verdict == "changes" for row in verdicts))
+        tried = [row[s].verdict for row in verdicts for s in _RESCALINGS if row[s].verdict != "not found"]
+        outputs = [row["output_scaling"].verdict for row in verdicts]
+        scales = True if "changes" in outputs else False if "invariant" in outputs else None
+        if changed:
+            reversal = self._reversal(own, pair, changed) if self.search else None
+            kind = "changes" if reversal is None else "reversible"
+            words = _changed_words(changed, reversal, self.search)
+            return Holding(kind, words, True, changed, scales, reversal)  # type: ignore[arg-type]
+        # A function of the outputs alone cannot notice what keeps them.
+        if scales and set(own.needs) == {"outputs"}:
+            return Holding("scales_with_logits", "scales with the logits", True, (), True)
+        if not tried:
+            return Holding("not_tried", "no rescaling was found in these networks to try", True, (), scales)
+        if set(tried) != {"invariant"}:
+            return Holding("changes", "rescaling may change it: undecided within its error", True, (), scales)
+        return Holding("invariant", "invariant to every rescaling found", True, (), scales)
+
+    def _reversal(self, own: Measure, pair: tuple[str, str], changed: Sequence[str]) -> Reversal | None:
+        first, second = pair
+        for symmetry in changed:  # a pair of layers is simpler to tell than a pattern of neurons
+            found = find_reversal(
+                own,
+                (self.sides[first], self.sides[second]),
+                (self.base[first][own.name], self.base[second][own.name]),
+                (_KIND[symmetry],),
+                settings=self.settings,
+                seed=self.seed,
+                tolerance=self.tolerance,
+            )
+            if found is not None:
+                return found
+        return None
+
+
+def _changed_words(changed: Sequence[str], reversal: Reversal | None, searched: bool) -> str:
+    kept = "holds under rescaling of layers; " if "layer_rescaling" not in changed else ""
+    if reversal is not None:
+        return f"{kept}{reversal.words}"
+    words = " and ".join(SYMMETRY_WORDS[each] for each in changed)
+    return f"{kept}{words} changes it" + (
+        "; no reversal was found" if searched else "; reversals were not searched for"
+    )
+
+
+def declared_holding(own: Measure | None) -> Holding:
+    """Return what can be said from reports alone: what the measure declares, not checked on these networks."""
+    if own is None:
+        return Holding("not_tried", "not known: a measure of its own, and no network to try", False)
+    answers = {symmetry: own.invariances.get(symmetry) for symmetry in _RESCALINGS}
+    changed = tuple(symmetry for symmetry, answer in answers.items() if answer is False)
+    scales = None if own.invariances.get("output_scaling") is None else not own.invariances["output_scaling"]
+    if changed:
+        words = " and ".join(SYMMETRY_WORDS[each] for each in changed)
+        return Holding("changes", f"{words} changes it; how much takes the networks", False, changed, scales)
+    if not all(answers.values()):
+        return Holding("not_tried", "not declared, and no network to try", False, (), scales)
+    if scales and set(own.needs) == {"outputs"}:
+        return Holding("scales_with_logits", "scales with the logits", False, (), True)
+    return Holding("invariant", "invariant to every rescaling, as declared", False, (), scales)

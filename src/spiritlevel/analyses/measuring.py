@@ -1,0 +1,304 @@
+"""Measuring: choose measures, share their passes, and gather the results with everything needed to read them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.passes.gradient import GradientStats
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.progress import show_progress
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.measures.workbench import Workbench
+from spiritlevel.results import Report
+from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.values.estimate import Estimate, Result, not_applicable
+
+# Quantities of a layer in words, where no measure of the network has the same name.
+LAYER_TITLES = {
+    "kappa": "κ",
+    "kappa_tau": "κτ",
+    "rho": "ρ, whole layer",
+    "spectral_norm": "Spectral norm of the weight",
+    "stable_rank": "Stable rank of the weight",
+    "frobenius": "Frobenius norm of the weight",
+}
+Measures = str | Measure | Iterable[str | Measure]
+Settings = Mapping[str, Any]
+# Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
+_TOLD_IN_ROW = (SpiritlevelError, torch.OutOfMemoryError, np.linalg.LinAlgError, torch.linalg.LinAlgError)
+
+
+class MeasuringInterrupted(KeyboardInterrupt):
+    """Measuring was interrupted; ``report`` holds the measures that were finished."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+def as_problem(problem: Problem | nn.Module, data: Any, **options: Any) -> Problem:
+    """Return the problem given, or the one a model and data make."""
+    if isinstance(problem, Problem):
+        if data is not None or options:
+            raise UsageError("data and its options belong to the Problem; pass either a Problem, or a model and data")
+        return problem
+    if data is None:
+        raise UsageError("measure(model, data) needs data: (x, y) tensors, a Dataset, a DataLoader or batches")
+    return Problem(problem, data, **options)
+
+
+def nested_settings(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return settings by measure, from {"name": {...}} and "name.option" keys."""
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        name, dot, option = key.partition(".")
+        if dot:
+            nested.setdefault(name, {})[option] = value
+        elif isinstance(value, Mapping):
+            nested.setdefault(name, {}).update(value)
+        else:
+            raise UsageError(f"setting {key!r} must be written 'measure.option' or map a measure to its options")
+    return nested
+
+
+def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return every measure's settings with the given ones in place."""
+    nested = nested_settings(settings)
+    known = {measure.name: measure for measure in measures}
+    for name in nested:
+        if name not in known and name not in MEASURES:
+            raise UsageError(f"settings name the measure {name!r}, which does not exist{near_names(name, MEASURES)}")
+    return {measure.name: measure.checked_settings(nested.get(measure.name, {})) for measure in measures}
+
+
+def measure(
+    problem: Problem | nn.Module,
+    data: Any = None,
+    measures: Measures = "default",
+    *,
+    settings: Settings | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Report:
+    """Measure a network: ``measure(problem, measures=...)`` or ``measure(model, data, measures=..., loss=...)``.
+
+    ``measures`` are names, groups ("default", "cheap", "papers", "all"), globs, or functions declared with
+    ``spiritlevel.declare``.  Passes over the data that several measures need are made once.  A measure that cannot be
+    computed has a row with its reason.  ``tolerance`` is the relative error at which sampling and eigenvalues stop.
+    """
+    if data is not None and isinstance(problem, Problem) and isinstance(data, (str, Measure, list, tuple)):
+        data, measures = None, data  # measure(problem, "papers")
+    chosen = select(measures)
+    values = chosen_settings(chosen, settings or {})
+    if tolerance is not None:
+        if not 0 < tolerance < 1:
+            raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
+        given = nested_settings(settings or {})
+        for own in chosen:
+            if "tolerance" in own.settings and "tolerance" not in given.get(own.name, {}):
+                values[own.name]["tolerance"] = tolerance
+    target = as_problem(problem, data, **options)
+    wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
+    pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
+    bench = Workbench(target, wants, seed=seed, tolerance=tolerance, eigenpairs=pairs)
+    start = time.perf_counter()
+    results: dict[str, Result] = {}
+    interrupted = False
+    with show_progress(target, progress), target.session():
+        bench.begin({need for own in chosen for need in own.needs})
+        gradient = bench.gradient
+        try:
+            for own in chosen:
+                results[own.name] = run_measure(own, bench, values[own.name])
+        except KeyboardInterrupt:
+            interrupted = True
+    header = header_of(target, bench, seed, gradient)
+    header["wall_time"] = time.perf_counter() - start
+    if interrupted:
+        header["notes"].append(f"Interrupted after {len(results)} of {len(chosen)} measures.")
+    report = _assemble(results, chosen, values, header)
+    if interrupted:
+        raise MeasuringInterrupted(report)
+    return report
+
+
+def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any]) -> Result:
+    """Run one measure; what stops it becomes its reason."""
+    reason = _why_not(measure, bench.problem)
+    if reason:
+        return Result(not_applicable(reason))
+    before = sum(bench.problem.spent.values())
+    try:
+        found = measure(*(getattr(bench, need) for need in measure.needs), **settings)
+    except UsageError as error:
+        if not measure.builtin:
+            raise
+        return Result(not_applicable(str(error)))
+    except _TOLD_IN_ROW as error:
+        return Result(Estimate(float("nan"), float("nan"), status="not_applicable", reason=str(error).splitlines()[0]))
+    result = _as_result(measure, found)
+    if "blocks" in measure.needs:
+        result = bench.blocks.judged_result(result)
+    spent = float(sum(bench.problem.spent.values()) - before) + bench.claim(measure.needs)
+    value = replace(result.value, passes=spent, samples=result.value.samples or bench.problem.survey.count)
+    return replace(result, value=value)
+
+
+def _why_not(measure: Measure, problem: Problem) -> str:
+    if "classes" in measure.requires and problem.survey.correct is None:
+        return "it needs class scores (B, C) and one integer label a sample"
+    if "independent" in measure.requires and problem.survey.coupled:
+        return "samples of a batch influence each other's outputs here (BatchNorm in training mode); use mode='eval'"
+    return ""
+
+
+def _as_result(measure: Measure, found: Any) -> Result:
+    if isinstance(found, Result):
+        return found
+    if isinstance(found, Estimate):
+        return Result(found)
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(found, (int, float, np.number)) and not isinstance(found, bool):
+        return Result(Estimate(float(found)))
+    raise UsageError(
+        f"measure {measure.name} returned {type(found).__name__}; it must return a number, an Estimate or a Result"
+    )
+
+
+def _assemble(
+    results: dict[str, Result], chosen: list[Measure], settings: dict[str, dict[str, Any]], header: dict[str, Any]
+) -> Report:
+    per_layer: dict[str, dict[str, Estimate]] = {}
+    per_neuron: dict[str, dict[str, list[float]]] = {}
+    per_sample: dict[str, Tensor] = {}
+    for result in results.values():
+        per_layer.update(result.layers)
+        per_neuron.update(result.neurons)
+        per_sample.update(result.samples)
+    return Report(
+        estimates={name: result.value for name, result in results.items()},
+        per_layer=per_layer,
+        per_neuron=per_neuron,
+        per_sample=per_sample,
+        header=header,
+        settings=settings,
+        titles={**LAYER_TITLES, **{own.name: own.title for own in chosen}},
+    )
+
+
+def header_of(problem: Problem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
+    """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
+    survey = problem.survey
+    exact = bench.__dict__["blocks"].exact_layers if "blocks" in bench.__dict__ else None
+    return {
+        "model": type(problem.model).__name__,
+        "samples": survey.count,
+        "samples_total": problem.source.drawn_from or survey.count,
+        "loss_name": problem.loss.name,
+        "loss": survey.loss,
+        "accuracy": survey.accuracy,
+        "gradient_norm": gradient.norm,
+        "gradient_noise": gradient.noise,
+        "at_minimum": gradient.at_minimum,
+        "seed": seed,
+        "data_seed": problem.seed,
+        "fingerprint": survey.fingerprint,
+        "mode": problem.mode,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "device": str(problem.device),
+        "parameters": problem.size,
+        "layers": list(problem.layers),
+        "exact_layers": None if exact is None else [name for name, is_exact in exact.items() if is_exact],
+        "versions": versions(),
+        "passes": dict(problem.spent),
+        "notes": list(problem.notes),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    from spiritlevel.values.version import __version__
+
+    return {
+        "spiritlevel": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.machine(),
+    }
+
+
+@dataclass(frozen=True)
+class CurvatureView:
+    """Diagonal blocks of the Hessian: traces of the network and its layers, and the diagonal by parameter."""
+
+    trace: Estimate
+    layer_trace: dict[str, Estimate]
+    diagonal: dict[str, Tensor]
+    diagonal_stderr: dict[str, Tensor]
+    exact: bool
+    exact_layers: dict[str, bool]
+
+
+def curvature(problem: Problem, *, seed: int = 0, tolerance: float | None = None) -> CurvatureView:
+    """Return traces and the diagonal of the Hessian, exact where the network is piecewise linear in a layer."""
+    bench = Workbench(problem, frozenset({"diagonal"}), seed=seed, tolerance=tolerance)
+    with problem.session():
+        blocks: Blocks = bench.blocks
+        diagonals = {name: blocks.diagonal(name) for name in problem.parameters}
+        return CurvatureView(
+            trace=blocks.judged(blocks.network_trace()),
+            layer_trace={name: blocks.judged(blocks.layer_trace(name)) for name in problem.layers},
+            diagonal={name: part.value for name, part in diagonals.items()},
+            diagonal_stderr={name: part.stderr for name, part in diagonals.items()},
+            exact=blocks.exact,
+            exact_layers=dict(blocks.exact_layers),
+        )
+
+
+_SAMPLE_NAMES = (
+    "hessian_trace",
+    "aceht",
+    "margin_bound",
+    "output_margin",
+    "softmax_margin",
+    "softmax_impurity",
+    "loss",
+)
+
+
+def per_sample(problem: Problem, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
+    """Return one number a sample, in data order: {name: tensor of length N}; settings as for ``measure``."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name not in _SAMPLE_NAMES:
+            raise UsageError(f"there is no per-sample quantity {name!r}{near_names(name, _SAMPLE_NAMES)}")
+    bench = Workbench(problem, seed=seed)
+    found: dict[str, Tensor] = {}
+    with problem.session():
+        for name in wanted:
+            if name == "loss":
+                found[name] = problem.survey.losses.clone()
+            elif name == "hessian_trace":
+                found[name] = bench.blocks.sample_traces().value
+            else:
+                own = MEASURES[name]
+                result = run_measure(own, bench, chosen_settings([own], settings.get("settings", {}))[name])
+                if result.value.status == "not_applicable":
+                    raise UsageError(f"{name} cannot be computed for these samples: {result.value.reason}")
+                found[name] = result.samples[name].clone()
+    return found

@@ -1,0 +1,1 @@
+"""How curvature is computed; knows no measure."""

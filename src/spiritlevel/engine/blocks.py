@@ -1,0 +1,323 @@
+"""The Hessian's diagonal blocks as estimates: exact Gauss–Newton sums, plus a sampled remainder where needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.operators.derivative_check import path_of
+from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
+from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.weight_matrices import matrix_shape
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.estimate import Estimate, How, Result, Status
+
+TOLERANCE = 0.05
+MAXIMUM_PROBES = 512
+SAMPLE_PROBES = 32
+_KIND_OF = {"rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed", "diagonal": "entries"}
+
+
+@dataclass(frozen=True)
+class TensorEstimate:
+    """A tensor of values with their errors; ``halves`` are two independent estimates of it where it was sampled."""
+
+    value: Tensor  # float64, CPU
+    stderr: Tensor
+    how: How = "exact"
+    verified: bool = False
+    status: Status = "ok"
+    reason: str = ""
+    halves: Tensor | None = None  # (2, *shape)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether any part of it was sampled."""
+        return self.how != "exact"
+
+
+class Blocks:
+    """Diagonal blocks of the Hessian of a problem, layer by layer, computed once and asked many times."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        wants: frozenset[str] = frozenset(),
+        *,
+        seed: int = 0,
+        tolerance: float = TOLERANCE,
+        maximum_probes: int = MAXIMUM_PROBES,
+    ) -> None:
+        self.problem = problem
+        self.wants = wants
+        self.seed = seed
+        self.tolerance = tolerance
+        self.maximum_probes = maximum_probes
+        sweep_wants = (wants - {"whole", "fisher"}) | ({"rows"} if "whole" in wants else set())
+        # Samples that influence each other have no factor pass; everything about them is sampled.
+        self.sums: CurvatureSums | None = curvature_sweep(
+            problem, frozenset(sweep_wants), beside=fisher_columns if "fisher" in wants else None, seed=seed
+        )
+        self.coupled = problem.survey.coupled
+        self.exact_layers = dict.fromkeys(problem.layers, False) if self.sums is None else self.sums.exact_layers
+        self.sampled_names = [
+            full
+            for name, layer in problem.layers.items()
+            if not self.exact_layers[name]
+            for full in layer.parameters.values()
+        ]
+        self._forms: dict[str, SampledForm] = {}
+
+    # --- pieces --------------------------------------------------------------------------------------------------
+
+    @property
+    def exact(self) -> bool:
+        """Whether every layer's block is exact, to rounding."""
+        return self.sums is not None and self.sums.exact_columns and all(self.exact_layers.values())
+
+    def _form(self, kind: str) -> SampledForm | None:
+        """Return the sampled remainder of a kind of form, sampling it on first use; None where nothing needs it."""
+        names = self.sampled_names
+        if kind != "entries":
+            weights = set(self.problem.weights.values())
+            names = [name for name in names if name in weights]
+        if not names:
+            return None
+        if kind not in self._forms:
+            self._forms[kind] = sample_remainder(
+                self.problem,
+                names,
+                kind,
+                base={name: self._base(name, kind).mean(0) for name in names},
+                keep_parts=kind in ("rows", "columns") or (kind == "entries" and "diagonal" in self.wants),
+                seed=self.seed,
+                tolerance=self.tolerance,
+                maximum=self.maximum_probes,
+                subtract_ggn=not self.coupled,
+            )
+        return self._forms[kind]
+
+    def _base(self, full: str, kind: str) -> Tensor:
+        """Return the Gauss–Newton part with its folds first, (F, ...)."""
+        if self.sums is None:
+            return torch.zeros((1, *self._shape(full, kind)), dtype=torch.float64)
+        sums: ParameterSums = self.sums.parameters[full]
+        found = {
+            "entries": sums.diagonal if "diagonal" in self.wants else sums.trace,
+            "rows": sums.rows,
+            "columns": sums.columns,
+            "whole": sums.whole,
+            "transposed": sums.transposed,
+        }[kind]
+        if found is None:
+            raise UsageError(
+                f"the blocks were computed without {kind}; ask for them in the measure's declaration (wants)"
+            )
+        return found.cpu()
+
+    def _shape(self, full: str, kind: str) -> tuple[int, ...]:
+        tensor = self.problem.chosen_parameters[full]
+        if kind == "entries":
+            return tuple(tensor.shape) if "diagonal" in self.wants else ()
+        module = self.problem.layers[self._layer_of(full)].module
+        groups, outputs, inputs, _ = matrix_shape(module, tensor)
+        return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
+
+    def _labels(self, layers: list[str], kind: str) -> tuple[How, bool, Status, str]:
+        """Say how a value over some layers was obtained; whether its error is small enough, `judged` says."""
+        exact_columns = self.sums is not None and self.sums.exact_columns
+        if exact_columns and all(self.exact_layers[name] for name in layers):
+            return "exact", True, "ok", ""
+        if kind not in self._forms:
+            return "estimated", False, "ok", ""
+        return "estimated", False, *path_of(self.problem).verdict()
+
+    def judged(self, estimate: Estimate) -> Estimate:
+        """Return an estimate made of these blocks with the status that its own error gives it.
+
+        Sampling stops by many numbers at once: that one of them is not known well enough says nothing of another.
+        """
+        if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
+            return estimate
+        if estimate.stderr <= self.tolerance * abs(estimate.value):
+            return estimate
+        probes = max((form.probes for form in self._forms.values()), default=0)
+        spent = f" after {probes} probes" if probes else ""
+        shortfall = f"the standard error is above {self.tolerance:.0%} of the value{spent}"
+        reason = "; ".join(part for part in (shortfall, estimate.reason) if part)
+        return replace(estimate, status="budget_spent", reason=reason)
+
+    def judged_result(self, result: Result) -> Result:
+        """Return a measure's result with every value judged by its own error."""
+        layers = {
+            quantity: {layer: self.judged(value) for layer, value in values.items()}
+            for quantity, values in result.layers.items()
+        }
+        return replace(result, value=self.judged(result.value), layers=layers)
+
+    def _layer_of(self, full: str) -> str:
+        return next(name for name, layer in self.problem.layers.items() if full in layer.parameters.values())
+
+    # --- scalars -------------------------------------------------------------------------------------------------
+
+    def network_trace(self) -> Estimate:
+        """Return the trace of the Hessian over all chosen parameters."""
+        form = self._form("entries")
+        folds = self._fold_total(list(self.problem.parameters), "trace")
+        value, stderr = float(folds.mean()), _fold_stderr(folds)
+        if form is not None:
+            value += float(form.network.mean)
+            stderr = (stderr**2 + float(form.network.stderr) ** 2) ** 0.5
+        how, verified, status, reason = self._labels(list(self.problem.layers), "entries")
+        return Estimate(
+            value=value,
+            stderr=stderr,
+            stderr_data=self._data_error() if how == "exact" else None,
+            how=how,
+            verified=verified,
+            status=status,
+            reason=reason,
+            samples=self.problem.survey.count,
+            details={"probes": form.probes} if form is not None else {},
+        )
+
+    def _data_error(self) -> float | None:
+        assert self.sums is not None
+        weights = self.problem.survey.weights
+        spread = stderr_over_data(moments_over_data(self.sums.sample_traces, weights), weights)
+        return None if spread is None else float(spread)
+
+    def _fold_total(self, names: list[str], field: str) -> Tensor:
+        if self.sums is None:
+            return torch.zeros(1, dtype=torch.float64)
+        return torch.stack([getattr(self.sums.parameters[name], field).cpu() for name in names]).sum(0)
+
+    def ggn_trace(self) -> Estimate:
+        """Return the trace of the Gauss–Newton matrix."""
+        if self.sums is None:
+            raise UsageError("samples of a batch influence each other here, so there is no Gauss–Newton pass")
+        folds = self._fold_total(list(self.problem.parameters), "trace")
+        exact = self.sums.exact_columns
+        return Estimate(
+            value=float(folds.mean()),
+            stderr=_fold_stderr(folds),
+            stderr_data=self._data_error() if exact else None,
+            how="exact" if exact else "estimated",
+            samples=self.problem.survey.count,
+        )
+
+    def layer_trace(self, layer: str) -> Estimate:
+        """Return the trace of one layer's block, all of its parameters together."""
+        estimate = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
+        if estimate.how == "exact" and self.sums is not None:
+            return Estimate(**{**vars(estimate), "stderr_data": self.sums.layer_stderr[layer]})
+        return estimate
+
+    def weight_trace(self, layer: str) -> Estimate:
+        """Return the trace of the block of one weight matrix, by its name in ``problem.weights``."""
+        full = self.problem.weights[layer]
+        return self._trace_of([full], self._layer_of(full))
+
+    def _trace_of(self, names: list[str], layer: str) -> Estimate:
+        form = self._form("entries") if any(name in self.sampled_names for name in names) else None
+        folds = self._fold_total(names, "trace")
+        value, variance = float(folds.mean()), _fold_stderr(folds) ** 2
+        if form is not None:
+            # A layer has its own error: its parameters share their probes, so theirs do not add up.
+            running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
+            value += float(running.mean)
+            variance += float(running.stderr) ** 2
+        how, verified, status, reason = self._labels([layer], "entries")
+        return Estimate(value, variance**0.5, None, how=how, verified=verified, status=status, reason=reason)
+
+    def whole(self, layer: str) -> Estimate:
+        """Return the quadratic form wᵀHw of one whole weight in its own block."""
+        return self._scalar_form(layer, "whole")
+
+    def transposed(self, layer: str) -> Estimate:
+        """Return the relative flatness Σ⟨w_s, w_s'⟩Tr H_ss' of one weight."""
+        return self._scalar_form(layer, "transposed")
+
+    def _scalar_form(self, layer: str, kind: str) -> Estimate:
+        found = self._parts(self.problem.weights[layer], kind)
+        return Estimate(
+            float(found.value),
+            float(found.stderr),
+            None,
+            how=found.how,
+            verified=found.verified,
+            status=found.status,
+            reason=found.reason,
+        )
+
+    # --- tensors -------------------------------------------------------------------------------------------------
+
+    def diagonal(self, full: str) -> TensorEstimate:
+        """Return the diagonal of the Hessian over one parameter, by its full name."""
+        return self._parts(full, "entries")
+
+    def rows(self, layer: str) -> TensorEstimate:
+        """Return wᵀHw over each row of a weight (the weights into one neuron) in that row's own block."""
+        return self._parts(self.problem.weights[layer], "rows")
+
+    def columns(self, layer: str) -> TensorEstimate:
+        """Return wᵀHw over each column of a weight (the weights out of one neuron)."""
+        return self._parts(self.problem.weights[layer], "columns")
+
+    def row_sum(self, layer: str, kind: str = "rows") -> Estimate:
+        """Return the sum over rows (or columns), with its own standard error rather than the rows' added up."""
+        full = self.problem.weights[layer]
+        parts = self._parts(full, kind)
+        base = self._base(full, kind).reshape(len(self._base(full, kind)), -1).sum(1)
+        variance = _fold_stderr(base) ** 2
+        form = self._form(kind) if full in self.sampled_names else None
+        if form is not None:
+            variance += float(form.sums[full].stderr) ** 2
+        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
+        return Estimate(
+            float(parts.value.sum()), variance**0.5, None, how=how, verified=verified, status=status, reason=reason
+        )
+
+    def _parts(self, full: str, kind: str) -> TensorEstimate:
+        base = self._base(full, kind)
+        form = self._form(kind) if full in self.sampled_names else None
+        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
+        value = base.mean(0)
+        stderr = torch.zeros_like(value)
+        halves = None
+        if len(base) > 1:
+            stderr = base.std(0) / len(base) ** 0.5
+            halves = torch.stack([base[0::2].mean(0), base[1::2].mean(0)])
+        running = None if form is None else (form.parts if form.parts else form.sums).get(full)
+        if running is not None:
+            sampled = running.mean.cpu().reshape(value.shape)
+            halves = (halves if halves is not None else value) + running.half_means.cpu().reshape(2, *value.shape)
+            value = value + sampled
+            stderr = (stderr.square() + running.stderr.cpu().reshape(value.shape).square()).sqrt()
+        return TensorEstimate(value, stderr, how, verified, status, reason, halves)
+
+    # --- samples -------------------------------------------------------------------------------------------------
+
+    def sample_traces(self, probes: int = SAMPLE_PROBES) -> TensorEstimate:
+        """Return the Hessian trace of each sample's own loss, in data order."""
+        if self.sums is None:
+            raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
+        value = self.sums.sample_traces
+        if self.exact:
+            return TensorEstimate(value, torch.zeros_like(value), verified=True)
+        stderr = torch.zeros_like(value)
+        folds = self.sums.sample_folds
+        if folds is not None:
+            stderr = folds.std(0) / len(folds) ** 0.5
+        if self.sampled_names:
+            remainder, error = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
+            value, stderr = value + remainder, (stderr.square() + error.square()).sqrt()
+        return TensorEstimate(value, stderr, "estimated")
+
+
+def _fold_stderr(folds: Tensor) -> float:
+    return float(folds.std() / len(folds) ** 0.5) if len(folds) > 1 else 0.0

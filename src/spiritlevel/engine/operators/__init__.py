@@ -1,0 +1,7 @@
+"""Implicit matrices: the Hessian, the Gauss–Newton matrix, blocks of layers, the variance over batches."""
+
+from __future__ import annotations
+
+from spiritlevel.engine.operators.matrices import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
+
+__all__ = ["GGNOperator", "HessianOperator", "LayerBlock", "Operator", "VarianceOperator"]

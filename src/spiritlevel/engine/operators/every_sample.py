@@ -1,0 +1,151 @@
+"""All samples' derivatives against central differences, where something in the graph could hide what they are.
+
+A function written in Python has a backward of its own; a value that left the graph (detach, ``.item()``) comes back as
+a constant.  Either may be right for most samples and wrong for one, which a check of a few samples would not show.  So
+batches in which such a thing was seen are looked at whole: a random combination of all samples' outputs has its first
+and second derivative along a random direction taken both ways, in float64 at two generic points, one near the
+parameters and one next to them, and must agree so closely that one sample's part, were it wrong, would stand out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.operators.differentiation import gradient_graph, hessian_vectors
+from spiritlevel.engine.operators.generic_point import AWAY, CLOSE_BY, ROUNDINGS, STEPS, GenericPoint
+from spiritlevel.engine.passes.graph import Graph
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.values.errors import SpiritlevelError
+
+# Of the sum over samples of the sizes: far below one sample's part.  Models that do not run in float64 show less.
+CLOSE, CLOSE_OTHERWISE = 1e-7, 0.05
+# A difference that rounding blurs by more than this part of one sample's share decides nothing.
+BLURRED, BLURRED_OTHERWISE = 0.1, 100.0
+# A tensor whose gradient is small moves further, up to so many times: its part, were it wrong, must stand out as well.
+FURTHER = 1e4
+
+
+def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
+    """Refuse a batch in which autograd is wrong for any sample, where its graph leaves that open.
+
+    ``curvature``: second derivatives are wanted too.  A batch is looked at once.
+    """
+    if not graph.before_custom and not problem.watch.values_left_the_graph:
+        return
+    known = problem.vetted.get(batch.start)
+    if known is not None and (known or not curvature):
+        return
+    for dtype in dict.fromkeys((torch.float64, problem.dtype)):
+        try:
+            found = (_Combination(problem, batch, dtype, d).what_is_wrong(curvature) for d in (AWAY, CLOSE_BY))
+            wrong = next(filter(None, found), "")
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            if dtype == problem.dtype:
+                raise SpiritlevelError(
+                    f"derivatives of the model's own functions cannot be checked ({type(error).__name__}: "
+                    f"{' '.join(str(error).split())[:120]}), so nothing is known of their curvature"
+                ) from error
+            continue  # constants of another dtype inside the model
+        if wrong:
+            raise SpiritlevelError(
+                f"{wrong} for some of the samples {batch.start} to {batch.start + batch.count - 1} (a custom backward, "
+                "a detach or a straight-through estimator lies between), so there is no Hessian to measure; measure "
+                "the network without that operation"
+            )
+        break
+    problem.vetted[batch.start] = curvature
+
+
+class _Combination:
+    """A random combination of a batch's outputs as a function of a step along one direction."""
+
+    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype, distance: float) -> None:
+        self.dtype, self.samples = dtype, batch.count
+        self.at = GenericPoint(problem, dtype, distance)
+        self.content = self.at.cast(batch.content)
+        self.mixture: Tensor | None = None
+        self._generator = seeded_generator(problem.seed, 9)
+
+    def what_is_wrong(self, curvature: bool) -> str:
+        """Return which derivative no step of a difference agrees with, in words; empty where all is well."""
+        self._balance()
+        _, sizes, slope, bend = self._derivatives(0.0, curvature)
+        plain = self.dtype == torch.float64 and not self.at.in_part
+        close, blurred = (CLOSE, BLURRED) if plain else (CLOSE_OTHERWISE, BLURRED_OTHERWISE)
+        slope_agrees, bend_agrees, bend_refuted, decided = False, bend is None, False, False
+        rounding = ROUNDINGS * torch.finfo(self.dtype).eps
+        before: tuple[float, float, float] | None = None  # what the step before gave, and how it was rounded
+        for step in STEPS[self.dtype]:
+            ahead, behind = (self._derivatives(size, False) for size in (step, -step))
+            by_sample = (ahead[0] - behind[0]) / (2 * step)
+            first, second = float(by_sample.sum()), (ahead[2] - behind[2]) / (2 * step)
+            total, blur = float(by_sample.abs().sum()), rounding * float(sizes.sum()) / step
+            # Two steps tell how sharp a difference is: a kink in between, a curvature of extreme scale.
+            apart = (0.0, 0.0) if before is None else (abs(first - before[0]), abs(second - before[1]))
+            rounded = rounding * total / step
+            if blur + apart[0] <= blurred * total / self.samples:
+                decided = True
+                slope_agrees |= abs(slope - first) <= close * total + blur + 3 * apart[0]
+            if bend is not None:
+                allowed, gap = 10 * close * max(abs(second), abs(bend)), abs(bend - second)
+                bend_agrees |= gap <= allowed + rounded + 3 * apart[1]
+                # Two steps that agree with each other and not with it: no later one, across a kink, can save it.
+                sharpest = math.inf if before is None else min(rounded, before[2]) + 10 * apart[1]
+                bend_refuted |= gap > allowed + sharpest
+            bend_agrees &= not bend_refuted
+            before = first, second, rounded
+            if slope_agrees and bend_agrees and (bend is None or step != STEPS[self.dtype][0]):
+                return ""
+        if decided and not slope_agrees:
+            return "the gradient that torch computes is not the derivative of the outputs"
+        if bend_agrees:
+            return ""  # no difference was sharp enough to tell anything; a few samples were looked at elsewhere
+        return "the second derivative that torch computes is not the derivative of the gradient"
+
+    def _balance(self) -> None:
+        """Let every tensor's part of the slope be of about one size, and all of one sign: they may not cancel."""
+        gradient, _, _ = self._gradient(0.0, False)
+        direction = self.at.direction
+        parts = {name: _along([part], [direction[name]]) for name, part in zip(direction, gradient)}
+        largest = max(map(abs, parts.values()), default=0.0)
+        for name, part in parts.items():
+            if part != 0:  # one that takes no gradient at all moves as it is
+                direction[name] *= math.copysign(min(largest / abs(part), FURTHER), part)
+
+    def _derivatives(self, step: float, curvature: bool) -> tuple[Tensor, Tensor, float, float | None]:
+        """Return each sample's part, the size of what it is made of, and the sum's derivatives along the direction."""
+        gradient, parts, bend = self._gradient(step, curvature)
+        slope = _along(gradient, list(self.at.direction.values()))
+        return parts.sum(1), parts.abs().sum(1), slope, bend
+
+    def _gradient(self, step: float, curvature: bool) -> tuple[list[Tensor], Tensor, float | None]:
+        """Return the gradient of the combination, its parts (B, ...) and, where asked for, its second derivative."""
+        leaves = self.at.leaves(step)
+        outputs = self.at.outputs(self.content, leaves)
+        if self.mixture is None:
+            drawn = torch.randn(outputs.shape, generator=self._generator, dtype=torch.float64)
+            self.mixture = drawn.to(outputs)
+        parts = (self.mixture * outputs).reshape(len(outputs), -1)
+        tensors, direction = list(leaves.values()), list(self.at.direction.values())
+        total, bend = parts.sum(), None
+        gradient = gradient_graph(total, tensors) if curvature else _plain_gradient(total, tensors)
+        if curvature:
+            bent = hessian_vectors(gradient, tensors, [part[None] for part in direction])
+            bend = _along([part[0] for part in bent], direction)
+        filled = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(gradient, tensors)]
+        return filled, parts.detach().double(), bend
+
+
+def _plain_gradient(total: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
+    if not total.requires_grad:
+        return [None] * len(tensors)
+    return list(torch.autograd.grad(total, tensors, allow_unused=True))
+
+
+def _along(parts: list[Tensor], direction: list[Tensor]) -> float:
+    return sum(float((part.to(along) * along).sum()) for part, along in zip(parts, direction))

@@ -1,0 +1,142 @@
+"""The matrices as objects to multiply with: H and G of all parameters, and the block of one layer's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.operators.derivative_check import Path
+from spiritlevel.engine.operators.products import Products, Strategy
+from spiritlevel.engine.problem import Problem
+from spiritlevel.values.errors import UsageError
+
+
+class Operator:
+    """A symmetric matrix known by its products; ``operator @ v`` takes (P,) or (P, K), one sweep over the data each.
+
+    ``strategy``, ``keep_graphs`` and ``whole_batches`` as in `Products`; graphs that are kept belong to this object,
+    until ``release``.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        *,
+        ggn: bool,
+        strategy: Strategy = "auto",
+        keep_graphs: bool | None = False,
+        whole_batches: bool = False,
+    ) -> None:
+        self.problem = problem
+        self.names = list(names)
+        self._ggn = ggn
+        self.products = Products(
+            problem, self.names, strategy=strategy, keep_graphs=keep_graphs, whole_batches=whole_batches
+        )
+        self.size = sum(problem.chosen_parameters[name].numel() for name in self.names)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The matrix's shape (P, P)."""
+        return self.size, self.size
+
+    @property
+    def path(self) -> Path:
+        """How products are made: by double backward, or by finite differences and with which radius."""
+        return self.products.path
+
+    def release(self) -> None:
+        """Let go of the graphs that were kept."""
+        self.products.release()
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        if vectors.ndim not in (1, 2) or len(vectors) != self.size:
+            raise UsageError(
+                f"a vector of shape {tuple(vectors.shape)} cannot be multiplied: the matrix has order {self.size:,}, "
+                "so give (P,) or (P, K)"
+            )
+        block = vectors[:, None] if vectors.ndim == 1 else vectors
+        product = self.matvec(block)
+        return product[:, 0] if vectors.ndim == 1 else product
+
+    def matvec(self, block: Tensor) -> Tensor:
+        """Return the product with a block (P, K) in its own dtype; sums over batches are taken in float64."""
+        by_hessian, by_ggn = self.products.multiply(self.split(block), hessian=not self._ggn, ggn=self._ggn)
+        return self.join(by_ggn if self._ggn else by_hessian).to(block.dtype)
+
+    def split(self, block: Tensor) -> dict[str, Tensor]:
+        """Return the columns of a block (P, K) by parameter, (K, *shape)."""
+        sizes = [self.problem.chosen_parameters[name].numel() for name in self.names]
+        return {
+            name: piece.T.reshape(-1, *self.problem.chosen_parameters[name].shape)
+            for name, piece in zip(self.names, block.split(sizes))
+        }
+
+    def join(self, parts: dict[str, Tensor]) -> Tensor:
+        """Return the block (P, K) of tensors (K, *shape) by parameter."""
+        return torch.cat([parts[name].reshape(len(parts[name]), -1) for name in self.names], dim=1).T
+
+
+class HessianOperator(Operator):
+    """The Hessian of the mean loss over all chosen parameters."""
+
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+        super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
+
+
+class GGNOperator(Operator):
+    """The Gauss–Newton matrix of the mean loss over all chosen parameters."""
+
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+        super().__init__(problem, problem.parameters, ggn=True, strategy=strategy, keep_graphs=keep_graphs)
+
+
+class LayerBlock(Operator):
+    """The block of the Hessian (or, with ``ggn``, of G) that belongs to some parameters alone."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        *,
+        ggn: bool = False,
+        strategy: Strategy = "auto",
+        keep_graphs: bool | None = False,
+    ) -> None:
+        unknown = [name for name in names if name not in problem.chosen_parameters]
+        if unknown:
+            raise UsageError(f"no parameter is named {unknown[0]!r} among those of the problem")
+        super().__init__(problem, names, ggn=ggn, strategy=strategy, keep_graphs=keep_graphs)
+
+
+class VarianceOperator(Operator):
+    """The variance of the Hessian over mini-batches, v ↦ mean_B H_B² v - H² v, of the problem's own batches.
+
+    H_B is the Hessian of batch B's own mean loss; batches count by their share of the mean loss, so that the mean of
+    H_B is H whatever their sizes.  Written Σ_B p_B H_B (H_B - H) v, which loses nothing to cancellation: two sweeps.
+    """
+
+    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+        own = problem.in_own_batches()
+        super().__init__(own, own.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True)
+
+    def matvec(self, block: Tensor) -> Tensor:
+        """Return the product with a block (P, K): three products with the Hessian of every batch."""
+        vectors = self.split(block)
+        mean, _ = self.products.multiply(vectors, what="mean over batches")
+        blocks, count = self.products.blocks(vectors)
+        total = [torch.zeros_like(part, dtype=torch.float64) for part in blocks]
+        for part in self.products.sweep(count, "variance over batches"):
+            share = part.share
+            if share <= 0:
+                continue
+            # A batch's products carry its share already: p_B H_B v.
+            own = [product.detach().double() / share for product in part.hessian(blocks)]
+            away = [(product - mean[name]).to(b) for product, name, b in zip(own, self.names, blocks)]
+            for into, product in zip(total, part.hessian(away)):
+                into += product.detach()
+        self.problem.spent["hessian product"] += 2 * count
+        return self.join(dict(zip(self.names, total))).to(block.dtype)

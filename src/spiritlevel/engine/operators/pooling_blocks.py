@@ -1,0 +1,41 @@
+"""Taking the numbers that a max-pooling took, and putting numbers back there, on a block of vectors as it lies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.operators.vmapped import behind
+
+Window = tuple[list[int], list[int], list[int], list[int], bool]  # kernel size, stride, padding, dilation, ceil mode
+
+
+def choose(values: Tensor, places: Tensor) -> Tensor:
+    """Return the values (…, H, W) at the places (…, h, w), which are numbered within each H × W."""
+    block = behind(values, places)
+    if block is not None:
+        return block.made(choose(*(operand.along(1) for operand in block.operands)), 1)
+    return values.flatten(-2).gather(-1, places.flatten(-2)).reshape(places.shape)
+
+
+def spread(values: Tensor, places: Tensor, size: list[int], window: Window) -> Tensor:
+    """Return (…, H, W) of this size with the sums of the values (…, h, w) that belong to each place."""
+    block = behind(values, places)
+    if block is not None:
+        inner, at = (operand.along(1) for operand in block.operands)
+        return block.made(spread(inner, at, size, window), 1)
+    # Scattering is faster than torch's own kernel, which on a CPU wants the places copied for every vector and on a GPU
+    # looks at every position; but where places are shared, a GPU's scattered sums would differ from run to run.
+    if values.is_cuda and not _windows_apart(window):
+        folded = values.flatten(0, -4)
+        inputs = values.new_empty((*folded.shape[:-2], *size))  # its shape alone counts
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(folded, inputs, *window, places.flatten(0, -4))
+        return found.reshape(*values.shape[:-2], *size)
+    zeros = values.new_zeros((*values.shape[:-2], size[0] * size[1]))
+    return zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)
+
+
+def _windows_apart(window: Window) -> bool:
+    """Whether no position belongs to two windows."""
+    size, stride, _, dilation, _ = window
+    return all(d * (n - 1) < s for n, s, d in zip(size, stride, dilation))

@@ -1,0 +1,259 @@
+"""What a curvature sweep adds up, batch after batch: squares of linear functionals of each sample's gradients.
+
+G = mean over samples of JᵀΛJ and Λ = Σ_k ± S_k S_kᵀ, so with M_k = Jᵀ S_k, the gradient of column k, every quantity is
+a sum over samples and columns of squares of linear functionals of M_k: ‖M‖² the trace, M² the diagonal, ⟨w_j, M_j⟩² the
+quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size samples × parameters is ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.layers.rules import DirectGradients, SampleGradients
+from spiritlevel.engine.passes.gradient import GradientStats, GradientSums
+from spiritlevel.engine.passes.linearity import Linearity
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.rules import Rules
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.row_buffer import RowBuffer
+from spiritlevel.inputs.weight_matrices import WeightView
+
+WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
+# Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.
+FOLDS = 8
+# Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
+# cache holds, several times as fast as from memory.
+CHUNK_NUMBERS = 1_200_000
+# Numbers of output gradients, over all layers, held at once: columns are pulled back in groups of that size.
+COLUMN_NUMBERS = 100_000_000
+
+
+@dataclass
+class ParameterSums:
+    """Sums for one parameter, each with the folds first: one fold where the columns were exact."""
+
+    trace: Tensor  # (F,)
+    diagonal: Tensor | None = None  # (F, *shape)
+    rows: Tensor | None = None  # (F, rows): quadratic form of each row's own block
+    columns: Tensor | None = None  # (F, columns)
+    whole: Tensor | None = None  # (F,): quadratic form of the whole weight
+    transposed: Tensor | None = None  # (F,): relative flatness
+
+
+def moments_over_data(values: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w t, Σ w² t and Σ w² t² of values (..., B), stacked first: what batches add up."""
+    squared = weights.square()
+    return torch.stack([values @ weights, values @ squared, values.square() @ squared])
+
+
+def stderr_over_data(moments: Tensor, weights: Tensor) -> Tensor | None:
+    """Return the standard error of Σ w t / Σ w from the moments over all samples, None for fewer than two."""
+    first, second, third = moments
+    count, total = int((weights > 0).sum()), float(weights.sum())
+    if count < 2 or total <= 0:
+        return None
+    mean = first / total
+    spread = third - 2 * mean * second + mean.square() * float(weights.square().sum())
+    return (spread.clamp(min=0) * count / (count - 1)).sqrt() / total
+
+
+@dataclass
+class CurvatureSums:
+    """What one curvature sweep found."""
+
+    wants: frozenset[str]
+    parameters: dict[str, ParameterSums]
+    layer_stderr: dict[str, float | None]  # of each layer's trace over the data
+    sample_traces: Tensor  # (N,) float64
+    sample_folds: Tensor | None  # (F, N): independent estimates of them, where the columns were sketched
+    exact_columns: bool  # the factor's columns were used one by one
+    columns: int  # backward passes spent on them
+    exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
+    fallback: tuple[str, ...] = ()  # parameters that went the general way
+    beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
+    mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
+
+
+class Accumulators:
+    """The sums of one kind of columns over a sweep."""
+
+    def __init__(self, problem: Problem, wants: frozenset[str], rules: Rules) -> None:
+        unknown = wants - set(WANTS)
+        assert not unknown, unknown
+        self.problem = problem
+        self.rules = rules
+        self.wants = wants - {"mean"}
+        self.folds = 1
+        self.column_count = 0
+        self.exact_columns = True
+        self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
+        self.views = {
+            full: WeightView(self.owner[full].module, problem.chosen_parameters[full])
+            for full in problem.weights.values()
+        }
+        self.chunk_numbers, self.column_numbers = CHUNK_NUMBERS, COLUMN_NUMBERS
+        if rules.room_on_gpu is not None:
+            self.chunk_numbers = self.column_numbers = rules.room_on_gpu
+        self.sums: dict[str, ParameterSums] = {}
+        # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.  Sums are
+        # divided by the samples' total weight only then: a first sweep does not know it before.
+        self.layer_names = list(problem.layers)
+        self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
+        self.weights, self.sample_traces = RowBuffer(), RowBuffer()
+        self.sample_folds = RowBuffer()  # (B, F) a batch: each fold's estimate, where the columns are sketched
+        self.mean = GradientSums(problem) if "mean" in wants else None
+
+    def begin(self, factor: Factor) -> None:
+        """Fix, on the first batch, the folds and the accumulators."""
+        self.exact_columns = factor.exact
+        self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
+        self.column_count = len(factor.columns)
+        for name in self.problem.parameters:
+            self.sums[name] = self._empty(name)
+
+    def _empty(self, name: str) -> ParameterSums:
+        tensor = self.problem.chosen_parameters[name]
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros((self.folds, *shape), dtype=torch.float64, device=tensor.device)
+
+        sums = ParameterSums(trace=zeros())
+        if "diagonal" in self.wants:
+            sums.diagonal = zeros(*tensor.shape)
+        view = self.views.get(name)
+        if view is not None:
+            groups, outputs, inputs, _ = view.matrix.shape
+            if "rows" in self.wants:
+                sums.rows, sums.whole = zeros(groups * outputs), zeros()
+            if "columns" in self.wants:
+                sums.columns = zeros(groups * inputs)
+            if "transposed" in self.wants:
+                sums.transposed = zeros()
+        return sums
+
+    def take(self, batch: Batch, weights: Tensor, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
+        """Add one batch to the sums."""
+        weights = weights.double()
+        traces = weights.new_zeros(len(self.layer_names), batch.count)
+        folds = weights.new_zeros(0 if self.exact_columns else batch.count, self.folds)
+        if self.mean is not None:
+            self.mean.begin(batch, weights)
+        # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
+        alike = factor.psd and not self.wants and self.mean is None
+        for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
+            own = signs[: 1 if alike else None, part].double()
+            # Each fold is an estimate of its own, from its share of the draws.
+            coefficients = own * weights[part] * (self.folds / factor.draws)
+            norms = self._add(self.sums[full], full, fold, gradients, coefficients, part.start)
+            own_traces = (own * norms).sum(0) / factor.draws
+            traces[self.layer_names.index(self.owner[full].name), part] += own_traces
+            if not self.exact_columns:
+                folds[part, fold] += self.folds * own_traces
+        if self.mean is not None:
+            self.mean.end()
+        self.moments += moments_over_data(traces, weights)
+        self.weights.add(weights)
+        self.sample_traces.add(traces.sum(0))
+        self.sample_folds.add(folds)
+
+    def _pieces(
+        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
+    ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
+        """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
+        rules = self.rules
+        names = [name for name in rules.covered if name in recorder.edges]
+        from_deltas = recorder.gradients_from_deltas(names, rules.stages)
+        for fold, chosen in self._column_groups(factor, outputs, recorder):
+            columns, signs = factor.columns[chosen], factor.signs[chosen]
+            for name, deltas in recorder.pull_back_all(outputs, columns, names, rules.stages).items():
+                parameters = self.problem.layers[name].parameters
+                for local, gradients in from_deltas[name](deltas).items():
+                    if local in parameters:
+                        yield fold, signs, parameters[local], slice(0, batch.count), gradients
+            if rules.fallback.names:
+                for part, found in rules.fallback.gradients(batch, outputs, columns):
+                    for full, values in found.items():
+                        yield fold, signs, full, part, DirectGradients(values.detach())
+
+    def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
+        """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
+        width = max(1, self.column_numbers // max(recorder.numbers + outputs.numel(), 1))
+        per_draw = len(factor.columns) // factor.draws
+        for fold in range(self.folds):
+            own = [k for k in range(len(factor.columns)) if (k // per_draw) % self.folds == fold]
+            for start in range(0, len(own), width):
+                yield fold, own[start : start + width]
+
+    def _add(
+        self,
+        sums: ParameterSums,
+        full: str,
+        fold: int,
+        gradients: SampleGradients,
+        coefficients: Tensor,
+        first: int,
+    ) -> Tensor:
+        """Add the gradients of some columns of the batch's samples from ``first`` on; return their ‖·‖².
+
+        Coefficients (K, b) belong to each column, or (1, b) to all of them together.
+        """
+        norms = torch.empty_like(coefficients)
+        for part, some in gradients.chunks(self.chunk_numbers):
+            norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
+            if self.wants:
+                self._add_forms(sums, full, fold, some, coefficients[:, part])
+            if self.mean is not None:
+                self.mean.add(full, some, first + part.start)
+        sums.trace[fold] += (coefficients * norms).sum()
+        return norms
+
+    def _add_forms(
+        self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
+    ) -> None:
+        """Add what is wanted beside the trace."""
+        if sums.diagonal is not None:
+            gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
+        view = self.views.get(full)
+        if view is None:
+            return
+
+        def total(values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
+            return torch.tensordot(coefficients, values.double().square(), dims=2)
+
+        if sums.rows is not None and sums.whole is not None:
+            products = gradients.row_products(view)
+            sums.rows[fold] += total(products)
+            sums.whole[fold] += total(products.double().sum(2, keepdim=True))[0]
+        if sums.columns is not None:
+            sums.columns[fold] += total(gradients.column_products(view))
+        if sums.transposed is not None:
+            sums.transposed[fold] += (coefficients * gradients.transposed_norms(view).double()).sum()
+
+    def result(self, linearity: Linearity | None) -> CurvatureSums:
+        """Return the finished sums."""
+        weights = self.weights.whole()
+        total = weights.sum()
+        for sums in self.sums.values():
+            for values in vars(sums).values():
+                if values is not None:
+                    values /= total
+        spread = stderr_over_data(self.moments, weights)
+        stderr = [None] * len(self.layer_names) if spread is None else spread.tolist()
+        return CurvatureSums(
+            wants=self.wants,
+            parameters=self.sums,
+            layer_stderr=dict(zip(self.layer_names, stderr)),
+            sample_traces=self.sample_traces.whole().cpu(),
+            sample_folds=None if self.exact_columns else self.sample_folds.whole().T.cpu(),
+            exact_columns=self.exact_columns,
+            columns=self.column_count,
+            exact_layers=dict(linearity.exact) if linearity is not None else {},
+            fallback=self.rules.all_fallbacks,
+            mean=None if self.mean is None else self.mean.result(float(total)),
+        )

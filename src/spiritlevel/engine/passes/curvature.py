@@ -1,0 +1,205 @@
+"""One streaming sweep that gives everything the diagonal blocks of the Gauss–Newton matrix are asked for.
+
+Batch after batch goes forward, is surveyed where nothing was yet, has its layers' rules and their linearity checked,
+and hands the gradients of the factor's columns to the accumulators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.operators.every_sample import vet
+from spiritlevel.engine.passes.accumulating import Accumulators, CurvatureSums
+from spiritlevel.engine.passes.graph import Graph, look_at
+from spiritlevel.engine.passes.linearity import Linearity
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
+from spiritlevel.engine.passes.side_stream import mark, side_stream
+from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.survey import Surveyor, checked_outputs
+
+# Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
+# sketched.
+COLUMN_LIMIT = 32
+# Batches that a GPU is given to work on before the first one's checks are waited for.
+AHEAD = 2
+
+ColumnMaker = Callable[[Problem, Batch, Tensor, int], Factor]
+
+
+def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
+    """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix."""
+    return problem.loss.factor(outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=seed, indices=batch.indices)
+
+
+def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
+    """Return the loss's gradient as the one column: its square is the empirical Fisher information."""
+    leaf = outputs.detach().requires_grad_()
+    losses, _ = problem.loss.per_sample(leaf, batch.content)
+    (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    ones = torch.ones(1, batch.count, dtype=outputs.dtype, device=outputs.device)
+    return Factor(columns=gradient[None], signs=ones, psd=True, exact=True)
+
+
+def curvature_sweep(
+    problem: Problem,
+    wants: frozenset[str] = frozenset(),
+    *,
+    columns_of: ColumnMaker = gauss_newton_columns,
+    beside: ColumnMaker | None = None,
+    verify: bool = True,
+    seed: int = 0,
+) -> CurvatureSums | None:
+    """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too.
+
+    ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal and
+    mean are summed on the way.  Where this is the first sweep over the data it takes the survey too.  None where
+    samples influence each other: they have no columns of their own.
+    """
+
+    def swept(ahead: bool) -> CurvatureSums | None:
+        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead).run()
+
+    try:
+        return swept(ahead=_goes_ahead(problem.device))
+    except WrongGuess:
+        return swept(ahead=False)
+
+
+def _goes_ahead(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A batch after its forward pass."""
+
+    batch: Batch
+    outputs: Tensor
+    recorder: Recorder
+    factor: Factor
+    graph: Graph
+
+
+class _CurvaturePass:
+    """One sweep and its checks.
+
+    A processor checks each batch before it counts.  A GPU is kept busy: it goes ``ahead`` by rules that are guessed
+    from the first batch's operations, and that batch is checked beside the work on the next.  Until then whatever goes
+    wrong only means that the sweep begins again, with the checks first.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        wants: frozenset[str],
+        columns_of: ColumnMaker,
+        beside: ColumnMaker | None,
+        verify: bool,
+        seed: int,
+        ahead: bool,
+    ) -> None:
+        self.problem, self.columns_of, self.beside, self.seed = problem, columns_of, beside, seed
+        self.ahead = ahead
+        self.surveyor = Surveyor(problem) if problem.may_be_surveyed_on_the_way else None
+        self.rules = Rules(problem)
+        self.sweep = Accumulators(problem, wants, self.rules)
+        self.other = None if beside is None else Accumulators(problem, frozenset({"diagonal", "mean"}), self.rules)
+        self.linearity = Linearity(problem) if verify else None
+        self.first: tuple[_Seen, torch.cuda.Event | None] | None = None  # the first batch, while it is not yet checked
+
+    def run(self) -> CurvatureSums | None:
+        """Return the sums, None where samples influence each other."""
+        problem = self.problem
+        if self.surveyor is None and problem.survey.coupled:
+            return None
+        with problem.session():
+            for number, batch in enumerate(problem.batches("curvature"), 1):
+                with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
+                    if not self._take(batch):
+                        return None
+                if number == AHEAD and not self._first_counts():
+                    return None
+            if not self._first_counts():
+                return None
+            if self.linearity is not None:
+                self.linearity.finish()
+        problem.spent["forward"] += 1
+        problem.spent["column"] += self.sweep.column_count
+        if self.surveyor is not None:
+            problem.survey = self.surveyor.survey()
+        found = self.sweep.result(self.linearity)
+        if self.other is not None:
+            problem.spent["column"] += self.other.column_count
+            found.beside = self.other.result(None)
+        return found
+
+    def _take(self, batch: Batch) -> bool:
+        """Add one batch; False where its samples influence each other."""
+        problem, surveyor = self.problem, self.surveyor
+        problem.watch.values_left_the_graph = False
+        with Recorder(problem) as recorder:
+            outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
+        if surveyor is not None:
+            weights = surveyor.add(batch, outputs)
+            if not self.ahead and not self._is_sound(batch, outputs):
+                return False
+        else:
+            losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
+            problem.agrees(batch, losses)
+        factor = self.columns_of(problem, batch, outputs.detach(), self.seed)
+        if batch.start == 0:
+            self.sweep.begin(factor)
+        graph = look_at(outputs)
+        if self.ahead and problem.watch.values_left_the_graph:
+            raise WrongGuess
+        vet(problem, batch, graph, curvature=False)
+        recorder.stop_after_poolings(graph)
+        seen = _Seen(batch, outputs, recorder, factor, graph)
+        if not self.ahead:
+            self._check(seen, self.rules.choose)
+        elif batch.start == 0:
+            self.rules.guess(outputs, recorder, factor, graph)
+            self.rules.follow(batch, recorder, graph)
+            self.first = seen, mark(problem.device)
+        else:
+            self.rules.follow(batch, recorder, graph)
+        self.sweep.take(batch, weights, outputs, recorder, factor)
+        if self.beside is not None and self.other is not None:
+            factor = self.beside(problem, batch, outputs.detach(), self.seed)
+            if batch.start == 0:
+                self.other.begin(factor)
+            self.other.take(batch, weights, outputs, recorder, factor)
+        return True
+
+    def _is_sound(self, batch: Batch, outputs: Tensor) -> bool:
+        """Refuse a batch that cannot be measured; False where its samples influence each other."""
+        assert self.surveyor is not None
+        self.surveyor.look(batch, outputs)
+        return not self.surveyor.coupled
+
+    def _check(self, seen: _Seen, decide: Callable[[Batch, Tensor, Recorder, Factor, Graph], None]) -> None:
+        decide(seen.batch, seen.outputs, seen.recorder, seen.factor, seen.graph)
+        if self.linearity is not None:
+            covered = set(self.rules.covered)
+            self.linearity.check(seen.outputs, seen.recorder, seen.graph, covered, self.rules.few)
+        self.rules.few = None
+
+    def _first_counts(self) -> bool:
+        """Check now what the work on the first batches went by; False where samples influence each other."""
+        if self.first is None:
+            return True
+        (seen, forwarded), self.first = self.first, None
+        self.ahead = False
+        with side_stream(self.problem.device, forwarded):
+            if self.surveyor is not None and not self._is_sound(seen.batch, seen.outputs):
+                return False
+            self._check(seen, self.rules.confirm)
+        return True

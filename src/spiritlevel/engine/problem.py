@@ -1,0 +1,33 @@
+"""The minimum to be measured, with its curvature as matrices: what users make, and what every pass works on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spiritlevel.inputs.given import Given
+
+
+class Problem(Given):
+    """The minimum to be measured: a network, the data and the loss that define it, and the parameters that may move.
+
+    ``data``: (x, y) tensors, a Dataset, a DataLoader (what its sampler chooses, in dataset order, nothing dropped),
+    or re-iterable tuple or dict batches; several inputs as ((a, b), y). ``loss``: a name in ``spiritlevel.losses``,
+    a torch loss module, or a callable ``(outputs, batch) -> losses`` of shape (B,) or (B, T), or ``(losses,
+    weights)``. ``samples``: None for all, or a number drawn once, stratified by class. ``parameters``: name
+    patterns; by default those that require a gradient. The model is never moved or changed: another device or
+    dtype, and half precision, are measured on a copy.
+    """
+
+    @property
+    def hessian(self) -> Any:
+        """The Hessian of the mean loss as an operator: ``problem.hessian @ v``."""
+        from spiritlevel.engine.operators import HessianOperator
+
+        return HessianOperator(self)
+
+    @property
+    def ggn(self) -> Any:
+        """The Gauss–Newton matrix of the mean loss as an operator: ``problem.ggn @ v``."""
+        from spiritlevel.engine.operators import GGNOperator
+
+        return GGNOperator(self)

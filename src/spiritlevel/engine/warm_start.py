@@ -1,0 +1,43 @@
+"""Where to look for the top eigenvectors of a Hessian over many samples: where those over few of them point."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from spiritlevel.engine.estimators.eigenvalues import Which, top_eigenpairs
+from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators.derivative_check import path_of
+from spiritlevel.engine.problem import Problem
+
+# Every so many samples, and at least so many: enough that the guess is near, few enough that it costs next to nothing.
+STEP, FEWEST = 20, 500
+
+
+def guessed_eigenvectors(problem: Problem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
+    """Return approximate eigenvectors (P, k) from a twentieth of the data; None where that would not pay.
+
+    They only start a search, which adds a random direction and certifies what it finds on all of the data.
+    """
+    count = problem.source.count
+    step = min(STEP, (count or 0) // FEWEST)
+    if step < 4 or problem.survey.coupled or path_of(problem).differences:
+        return None
+    few = problem.on_every(step)
+    matrix = HessianOperator(few, keep_graphs=None)
+    try:
+        found = top_eigenpairs(
+            matrix.matvec,
+            problem.size,
+            k,
+            which,
+            tolerance=tolerance,
+            seed=seed,
+            dtype=problem.dtype,
+            device=problem.device,
+        )
+    finally:
+        matrix.release()
+    problem.spent["hessian product"] += math.ceil(found.products / step)
+    return found.vectors

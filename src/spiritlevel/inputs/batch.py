@@ -1,0 +1,24 @@
+"""One batch of the data, where the model is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.inputs.contents import Content
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some consecutive samples of the data, on the model's device and in its dtype."""
+
+    content: Content
+    start: int
+    count: int
+
+    @property
+    def indices(self) -> Tensor:
+        """The samples' positions in the data, which seed everything random about them."""
+        return torch.arange(self.start, self.start + self.count)

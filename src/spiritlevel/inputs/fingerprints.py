@@ -1,0 +1,58 @@
+"""A fingerprint of the data: the same for the same samples in the same order, however they are batched or kept."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spiritlevel.inputs.row_buffer import RowBuffer
+
+
+class Fingerprint:
+    """Takes in batch after batch.
+
+    Each sample becomes one number where it lies, a sum of its bits times odd constants modulo 2^64; only these numbers
+    leave a GPU, and only at the end.  They go through one hash for each field of the data.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: list[tuple[int, ...]] = []
+        self._fields: list[RowBuffer] = []
+
+    def add(self, tensors: list[Tensor]) -> None:
+        """Take in the fields of a batch."""
+        for position, tensor in enumerate(tensors):
+            if position == len(self._fields):
+                self._shapes.append(tuple(tensor.shape[1:]))
+                self._fields.append(RowBuffer())
+            self._fields[position].add(_numbers(tensor.detach()))
+
+    def __str__(self) -> str:
+        digests = [
+            hashlib.blake2b(str(shape).encode() + numbers.whole().cpu().numpy().tobytes(), digest_size=8).digest()
+            for shape, numbers in zip(self._shapes, self._fields)
+        ]
+        return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return one whole number a sample."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    # A float32 and a float64 reading of the same data are the same data.
+    bits = tensor.float().contiguous().view(torch.int32) if tensor.is_floating_point() else tensor.long()
+    bits = bits.reshape(len(bits), -1) if bits.ndim else bits.reshape(1, 1)
+    return (bits * _constants(bits.shape[1], tensor.device)).sum(1, dtype=torch.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def _constants(count: int, device: torch.device) -> Tensor:
+    """Return odd numbers without visible order (the steps of SplitMix64)."""
+    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy(((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)).to(device)

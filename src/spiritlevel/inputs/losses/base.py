@@ -1,0 +1,128 @@
+"""What a loss is here: its value per sample, and a factor of its second derivative in the outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.inputs.contents import tensors_of
+from spiritlevel.values.errors import UsageError
+
+Batch = Sequence[Any] | Mapping[str, Any]
+LABEL_KEYS = ("labels", "label", "y")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Columns S with Λ = (1/draws) Σ_k sign_k S_k S_kᵀ, for each sample of a batch.
+
+    Λ is the second derivative of the per-sample loss in that sample's outputs. ``exact`` says whether the sum *is* Λ
+    (then ``draws`` is 1) or only has Λ as its mean. The columns of draw d are ``columns[d*c:(d+1)*c]`` with
+    c = K / draws: one column a draw for a positive semidefinite loss, one of sign +1 followed by one of sign -1 for an
+    indefinite one. The draws are independent, so their spread gives the standard error.
+    """
+
+    columns: Tensor  # (K, B, *output shape), dtype and device of the outputs
+    signs: Tensor  # (K, B), +1 or -1
+    psd: bool  # every sign is +1, for any batch of this loss
+    exact: bool
+    draws: int = 1
+
+
+class Loss(ABC):
+    """A loss as a function of the outputs; the loss of a data set is L = Σ w·ℓ / Σ w over its samples."""
+
+    name: str
+
+    @abstractmethod
+    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses ``(B,)``, differentiable in the outputs, and weights ``(B,)``.
+
+        Where a sample has positions its loss is Σ_t w·ℓ / Σ_t w over them and its weight Σ_t w; a sample none of whose
+        positions count has loss 0 and weight 0.
+        """
+
+    @abstractmethod
+    def factor(
+        self,
+        outputs: Tensor,
+        batch: Batch,
+        *,
+        limit: int = 32,
+        generator_seed: int = 0,
+        indices: Tensor | None = None,
+        draws: int | None = None,
+    ) -> Factor:
+        """Factor of Λ, exact with at most ``limit`` columns, else ``draws`` (default ``limit``) unbiased sketches.
+
+        A sketch is S = F ε with random signs ε over the columns of an exact factor F. They depend on the seed, the draw
+        and the sample's index in the data set (``indices``, default 0..B-1), never on the batch it came in.
+        """
+
+    @abstractmethod
+    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+        """Λ v for each of the vectors ``(K, B, *output shape)``, without a graph."""
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """Labels of a batch: the second of two entries of a tuple, or the entry "labels", "label" or "y" of a dict."""
+    if isinstance(batch, Mapping):
+        keys = [key for key in LABEL_KEYS if key in batch]
+        if not keys:
+            raise UsageError(
+                f"The batch has the keys {sorted(map(str, batch))} and no labels: name them one of "
+                f"{', '.join(LABEL_KEYS)}, or pass a loss that is a function of (outputs, batch)."
+            )
+        if len(keys) > 1:
+            raise UsageError(
+                f"The batch has the entries {' and '.join(keys)}, and each may be its labels: keep the one that is, "
+                "or pass a loss that is a function of (outputs, batch)."
+            )
+        found = batch[keys[0]]
+    elif isinstance(batch, Tensor) or not isinstance(batch, Sequence) or len(batch) < 2:
+        raise UsageError(
+            f"The batch is a {type(batch).__name__} without a second entry, where the labels are expected: "
+            "pass (inputs, labels), a dict with labels, or a loss that is a function of (outputs, batch)."
+        )
+    else:
+        holding = [value for value in batch if any(tensor.ndim for tensor in tensors_of(value))]
+        if len(holding) > 2:
+            raise UsageError(
+                f"The batch has {len(holding)} entries of tensors, and nothing says which are the labels: pass "
+                "((inputs, ...), labels) or a dict with labels, or both forward, a function of (model, batch), and a "
+                "loss that is a function of (outputs, batch)."
+            )
+        found = batch[1]
+    if isinstance(found, Tensor):
+        return found
+    try:
+        return torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"The labels are a {type(found).__name__} that is no tensor: pass (inputs, labels) with labels as a "
+            "tensor, or a loss that is a function of (outputs, batch)."
+        ) from error
+
+
+def draw_count(draws: int | None, limit: int) -> int:
+    """Number of sketches to draw: as asked, else as many as an exact factor may have columns."""
+    count = limit if draws is None else draws
+    if count < 1:
+        raise UsageError(f"The second derivative of the loss cannot be sampled with {count} draws: ask for at least 1.")
+    return count
+
+
+def sample_indices(outputs: Tensor, indices: Tensor | None) -> Tensor:
+    """Indices of the batch's samples in the data set, 0..B-1 where none are given."""
+    if indices is None:
+        return torch.arange(len(outputs), device=outputs.device)
+    if indices.shape != (len(outputs),):
+        raise UsageError(
+            f"indices has shape {tuple(indices.shape)} but the batch has {len(outputs)} samples: pass one per sample."
+        )
+    return indices.to(outputs.device, torch.int64)

@@ -1,0 +1,151 @@
+"""A user's own loss, differentiated twice through autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, sample_indices
+from spiritlevel.inputs.losses.indefinite import eigen_columns, signed_roots
+from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+
+# A dense Λ of D outputs costs D products and an eigendecomposition of D³ for every sample.
+MOST_OUTPUTS = 512
+
+
+@dataclass(frozen=True)
+class CallableLoss(Loss):
+    """A function (outputs, batch) -> losses ``(B,)`` or ``(B, T)``, or a pair (losses, weights) of one shape.
+
+    The loss of a sample must depend on its own outputs alone; the second derivative is formed for all samples at once
+    on that ground, and :meth:`factor` refuses a function whose second derivative couples samples. It is formed in
+    float64 where the function accepts outputs (and floating-point batch entries) in float64, else in their own dtype.
+    """
+
+    fn: Callable[[Tensor, Any], Any]
+    name: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", getattr(self.fn, "__name__", type(self.fn).__name__))
+
+    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses and weights ``(B,)``; positions are averaged with their weights."""
+        result = self.fn(outputs, batch)
+        losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        if not isinstance(losses, Tensor) or losses.dim() not in (1, 2) or len(losses) != len(outputs):
+            found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+            raise UsageError(
+                f"The loss {self.name} returned a value of {found} for {len(outputs)} samples: return one loss per "
+                "sample, (B,) or (B, T), for instance with reduction='none', because a single mean hides the samples."
+            )
+        if weights is None:
+            weights = torch.ones_like(losses)
+        elif not isinstance(weights, Tensor) or weights.shape != losses.shape or bool((weights < 0).any()):
+            raise UsageError(
+                f"The loss {self.name} returned weights that do not fit its losses of shape {tuple(losses.shape)}: "
+                "return non-negative weights as a tensor of the same shape."
+            )
+        weights = weights.detach().to(losses.dtype)
+        if losses.dim() == 1:
+            return losses.where(weights > 0, 0.0), weights
+        total = weights.sum(1)
+        # Positions of weight 0 may hold anything, infinities included.
+        weighted = (weights * losses.where(weights > 0, 0.0)).sum(1)
+        return weighted / total.where(total > 0, 1.0), total
+
+    def factor(
+        self,
+        outputs: Tensor,
+        batch: Batch,
+        *,
+        limit: int = 32,
+        generator_seed: int = 0,
+        indices: Tensor | None = None,
+        draws: int | None = None,
+    ) -> Factor:
+        """Signed eigenvectors of Λ, or signed sketches of it where a sample has over ``limit`` outputs."""
+        samples, count = len(outputs), outputs[0].numel()
+        if count > MOST_OUTPUTS:
+            raise SpiritlevelError(
+                f"A sample has {count} outputs and the second derivative of the loss {self.name}, a function of them "
+                f"all, is formed for at most {MOST_OUTPUTS}: use one of the named losses, or measures made of "
+                "products with the Hessian."
+            )
+        unit = torch.eye(count, dtype=torch.float64, device=outputs.device)
+        vectors = unit.view(count, 1, *outputs.shape[1:]).expand(count, *outputs.shape)
+        # One vector more, zero at every second sample, which must stay zero there.
+        alternating = torch.zeros_like(outputs, dtype=torch.float64)
+        alternating[::2] = index_signs(0, 1, torch.arange(samples, device=outputs.device), count).view_as(outputs)[::2]
+        rows = self._products(outputs, batch, torch.cat([vectors, alternating[None]]))
+        if bool((rows[-1, 1::2] != 0).any()):
+            raise SpiritlevelError(
+                f"The loss {self.name} couples the samples of a batch: one sample's outputs change another's gradient, "
+                "so no curvature per sample exists; return losses that each depend on their own sample alone."
+            )
+        matrices = rows[:-1].reshape(count, samples, count).transpose(0, 1)
+        if count <= limit:
+            columns, signs = eigen_columns(matrices)
+            draws = 1
+        else:
+            draws = draw_count(draws, limit)
+            probes = index_signs(generator_seed, draws, sample_indices(outputs, indices), count)
+            halves = [torch.einsum("bij,dbj->dbi", root, probes) for root in signed_roots(matrices)]
+            columns = torch.stack(halves, 1).flatten(0, 1)
+            signs = torch.tensor([1.0, -1.0], device=outputs.device).repeat(draws)[:, None].repeat(1, samples)
+        return Factor(
+            columns.reshape(-1, *outputs.shape).to(outputs.dtype),
+            signs.to(outputs.dtype),
+            psd=False,
+            exact=count <= limit,
+            draws=draws,
+        )
+
+    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+        """Λ v for each of the vectors ``(K, B, *output shape)``, by differentiating the gradient again."""
+        return self._products(outputs, batch, vectors).to(vectors.dtype)
+
+    def _products(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+        try:
+            return self._double_backward(outputs.detach().double(), _in_float64(batch), vectors)
+        except RuntimeError:
+            # The function holds constants of its own dtype that do not mix with float64.
+            return self._double_backward(outputs.detach().clone(), batch, vectors)
+
+    def _double_backward(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+        outputs.requires_grad_()
+        with torch.enable_grad():
+            losses, _ = self.per_sample(outputs, batch)
+            if not losses.requires_grad:
+                raise SpiritlevelError(
+                    f"The loss {self.name} cannot be differentiated in the outputs: compute it from them with torch "
+                    "operations, without detach() or conversion to numbers."
+                )
+            (gradient,) = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
+        if not gradient.requires_grad:  # piecewise linear in the outputs
+            return torch.zeros_like(vectors, dtype=torch.float64)
+        products = []
+        for vector in vectors.to(gradient.dtype):
+            (product,) = torch.autograd.grad(gradient, outputs, vector, retain_graph=True, materialize_grads=True)
+            products.append(product.double())
+        return torch.stack(products)
+
+
+def _in_float64(batch: Any) -> Any:
+    """The batch with its floating-point tensors in float64, so that they mix with float64 outputs."""
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, MutableMapping):
+        # A copy of its own type: some batches are read by attribute.
+        converted = copy.copy(batch)
+        converted.update({key: _in_float64(value) for key, value in batch.items()})
+        return converted
+    if isinstance(batch, (tuple, list)):
+        make = getattr(type(batch), "_make", type(batch))  # a named tuple takes its fields through _make
+        return make([_in_float64(value) for value in batch])
+    return batch

@@ -1,0 +1,85 @@
+"""From what a person writes for a loss (a name, a torch module, a function) to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+from spiritlevel.inputs.losses.base import Loss
+from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, SameToken
+from spiritlevel.inputs.losses.custom import CallableLoss
+from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError
+from spiritlevel.inputs.losses.normalized import NormalizedCrossEntropy
+from spiritlevel.values.errors import UsageError, near_names
+
+NAMES: dict[str, str] = {
+    "cross_entropy": "cross-entropy of class logits (B, C), or per position; integer labels",
+    "binary_cross_entropy": "cross-entropy of independent yes-or-no logits; labels from 0 to 1",
+    "mean_squared_error": "squared error, averaged over a sample's outputs; labels of the shape of the outputs",
+    "normalized_cross_entropy": "cross-entropy of standardised logits (Tsuzuku et al. 2019, eq. 20)",
+    "next_token": "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T)",
+    "same_token": "cross-entropy of logits (B, T, C) against the label (B, T) at the same position",
+}
+ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "mse": "mean_squared_error"}
+
+_MAKERS: dict[str, Callable[[], Loss]] = {
+    "cross_entropy": CrossEntropy,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "mean_squared_error": MeanSquaredError,
+    "normalized_cross_entropy": NormalizedCrossEntropy,
+    "next_token": NextToken,
+    "same_token": SameToken,
+}
+_FUNCTIONS: dict[Any, str] = {
+    F.cross_entropy: "cross_entropy",
+    F.binary_cross_entropy_with_logits: "binary_cross_entropy",
+    F.mse_loss: "mean_squared_error",
+}
+
+
+def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
+    """Loss for a name, a :class:`Loss`, one of torch's loss modules or functions, or a callable (outputs, batch)."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        name = ALIASES.get(loss, loss)
+        if name not in _MAKERS:
+            hint = near_names(loss, [*NAMES, *ALIASES]) or f": the losses are {', '.join(NAMES)}"
+            raise UsageError(f"There is no loss named {loss!r}{hint}")
+        return _MAKERS[name]()
+    if isinstance(loss, nn.modules.loss._Loss):
+        return _from_torch(loss)
+    if isinstance(loss, type) or not callable(loss):
+        raise UsageError(
+            f"loss is {loss!r}: pass a name ({', '.join(NAMES)}), a loss object, or a function (outputs, batch) that "
+            "returns one loss per sample."
+        )
+    if loss in _FUNCTIONS:
+        return _MAKERS[_FUNCTIONS[loss]]()
+    return CallableLoss(loss)
+
+
+def _from_torch(module: nn.modules.loss._Loss) -> Loss:
+    kind = type(module).__name__
+    if module.reduction == "sum":
+        raise UsageError(
+            f"{kind}(reduction='sum') grows with the number of samples: use reduction='mean', the loss measured here."
+        )
+    if isinstance(module, nn.CrossEntropyLoss):
+        return CrossEntropy(module.label_smoothing, module.weight, module.ignore_index)
+    if isinstance(module, nn.BCEWithLogitsLoss):
+        if module.weight is not None:
+            raise UsageError(
+                "BCEWithLogitsLoss(weight=...) is bound to one batch: write a function (outputs, batch) that returns "
+                "(losses, weights) instead."
+            )
+        return BinaryCrossEntropy(module.pos_weight)
+    if isinstance(module, nn.MSELoss):
+        return MeanSquaredError()
+    raise UsageError(
+        f"torch.nn.{kind} is not among the losses known here: write a function (outputs, batch) that returns one loss "
+        "per sample, for instance with reduction='none'."
+    )

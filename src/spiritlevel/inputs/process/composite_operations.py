@@ -1,0 +1,60 @@
+"""Fused operations whose second derivative is missing or wrong, composed of single ones while a problem is measured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
+
+from spiritlevel.inputs.process.activation_checkpointing import without_checkpointing
+from spiritlevel.inputs.process.scope import hold, process_scope
+
+
+@contextlib.contextmanager
+def composite_operations(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run attention, recurrence, weight normalisation and checkpoints in forms that can be differentiated twice."""
+    modules = list(modules)
+    with process_scope(), contextlib.ExitStack() as stack:
+        hold("mathematical attention", lambda: sdpa_kernel(SDPBackend.MATH))
+        hold("no encoder fast path", without_encoder_fast_path)
+        hold("no checkpointing", without_checkpointing)
+        if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
+            hold("no cuDNN", lambda: torch.backends.cudnn.flags(enabled=False))
+        if any(_normalises_weights(module) for module in modules):
+            stack.enter_context(_ComposedWeightNorm())
+        yield
+
+
+@contextlib.contextmanager
+def without_encoder_fast_path() -> Iterator[None]:
+    """torch's encoder layers take another path without gradients, which writes zeros at padded positions."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _normalises_weights(module: nn.Module) -> bool:
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _WeightNorm) or any(isinstance(hook, WeightNorm) for hook in hooks)
+
+
+class _ComposedWeightNorm(TorchFunctionMode):
+    """g·v/‖v‖ from single operations: differentiating torch's fused one twice gives a matrix that is not symmetric."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._weight_norm:
+            direction, length, *dim = args
+            return direction * (length / torch.norm_except_dim(direction, 2, *dim))
+        return func(*args, **(kwargs or {}))

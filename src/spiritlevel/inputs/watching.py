@@ -1,0 +1,82 @@
+"""Watching a forward pass for what would make its derivatives those of another function.
+
+A hook on a tensor changes gradients and not the function: it is left out.  Autocast inside the model changes the
+arithmetic that results are labelled with: it is switched off.  Values that leave the graph (detach, ``.item()``,
+``no_grad``) may or may not matter: they are noticed, and every sample's derivatives are then held against differences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from spiritlevel.inputs.process.precision import autocast_kinds, without_autocast
+
+HOOKS = "Hooks on tensors inside the model's forward were left out: they change gradients, not the function measured."
+AUTOCAST = "Autocast inside the model's forward was switched off: numbers are those of the model in its own precision."
+
+# Numbers that Python or another library goes on with; what stays a tensor is known by taking no gradient any more.
+_LEAVING = {
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__float__,
+}
+
+
+class Watch(TorchFunctionMode):
+    """While entered, forward passes are watched; what was seen is kept until it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: set[str] = set()  # notes on what was left out or switched off
+        self.values_left_the_graph = False
+        self.dtypes: set[torch.dtype] = set()  # of all floating-point results
+        self._differentiated = False
+
+    def __enter__(self) -> Watch:
+        self._differentiated = torch.is_grad_enabled()  # otherwise there is no graph to leave
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.register_hook:
+            self.left_out.add(HOOKS)
+            return RemovableHandle(OrderedDict())
+        if autocast_kinds():
+            self.left_out.add(AUTOCAST)
+            with without_autocast():
+                found = func(*args, **kwargs)
+        else:
+            found = func(*args, **kwargs)
+        if isinstance(found, Tensor) and found.is_floating_point():
+            self.dtypes.add(found.dtype)
+        if self._differentiated and not self.values_left_the_graph and _is_cut_off(found, func):
+            self.values_left_the_graph = any(map(_takes_gradients, (*args, *kwargs.values())))
+        return found
+
+
+def _is_cut_off(found: Any, func: Callable[..., Any]) -> bool:
+    """Whether a result is made of numbers that no gradient is passed back to."""
+    if isinstance(found, Tensor):
+        return not found.requires_grad and (found.is_floating_point() or found.is_complex())
+    if isinstance(found, (tuple, list)):
+        return any(_is_cut_off(one, func) for one in found)
+    return func in _LEAVING
+
+
+def _takes_gradients(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_takes_gradients, value))
+    return isinstance(value, Tensor) and value.requires_grad

@@ -1,0 +1,1 @@
+"""Networks, data sets, training and studies; nothing that measures imports it."""

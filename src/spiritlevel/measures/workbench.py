@@ -1,0 +1,185 @@
+"""What measures share: each quantity is computed once, when it is first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection
+from functools import cached_property
+from typing import Any
+
+from spiritlevel.engine.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
+from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, top_eigenpairs
+from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators.layer_tops import top_eigenvalues
+from spiritlevel.engine.passes.accumulating import CurvatureSums
+from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
+from spiritlevel.engine.problem import Problem
+from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.values.estimate import Estimate
+
+EIGEN_TOLERANCE = 1e-3
+
+
+class Workbench:
+    """The quantities of one problem; attribute names are what a measure's positional arguments ask for."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        wants: frozenset[str] = frozenset(),
+        *,
+        seed: int = 0,
+        tolerance: float | None = None,
+        maximum_probes: int = MAXIMUM_PROBES,
+        eigenpairs: int = 1,
+    ) -> None:
+        self.problem = problem
+        self.seed = seed
+        self._wants = wants
+        self._tolerance = tolerance
+        self._maximum_probes = maximum_probes
+        self._eigenpairs = eigenpairs
+        self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
+        self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
+
+    @cached_property
+    def outputs(self) -> Any:
+        """Per-sample numbers of the forward pass: losses, margins, norms."""
+        from spiritlevel.engine.passes.outputs import forward_statistics
+
+        return forward_statistics(self.problem)
+
+    def begin(self, needs: Collection[str]) -> None:
+        """Look at the data for the first time, together with the blocks' sweep where that will be needed anyway."""
+        if "blocks" in needs and self.problem.may_be_surveyed_on_the_way:
+            # What stops it is told where the blocks are asked for; what is wrong with the data, by the survey alone.
+            with contextlib.suppress(Exception):
+                self.blocks  # noqa: B018
+                self._unclaimed = float(sum(self.problem.spent.values())) - 1  # less the survey's own
+        self.problem.survey  # noqa: B018
+
+    def claim(self, needs: Collection[str]) -> float:
+        """Return the passes that were made for these needs before anything asked for them, once."""
+        if "blocks" not in needs:
+            return 0.0
+        passes, self._unclaimed = self._unclaimed, 0.0
+        return passes
+
+    @cached_property
+    def gradient(self) -> GradientStats:
+        """The gradient of the mean loss and its noise, from the blocks' sweep where it took them along."""
+        blocks = self.__dict__.get("blocks")
+        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
+            return blocks.sums.beside.mean
+        return mean_gradient(self.problem)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Diagonal blocks of the Hessian, with everything the chosen measures want of them."""
+        return Blocks(
+            self.problem,
+            self._wants,
+            seed=self.seed,
+            tolerance=self._tolerance or TOLERANCE,
+            maximum_probes=self._maximum_probes,
+        )
+
+    @cached_property
+    def fisher(self) -> CurvatureSums:
+        """The empirical Fisher information's diagonal, from the blocks' sweep where there was one."""
+        blocks = self.__dict__.get("blocks")
+        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
+            return blocks.sums.beside
+        found = curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
+        assert found is not None  # measures of it require samples that do not influence each other
+        return found
+
+    @cached_property
+    def radial(self) -> Any:
+        """Derivatives of each sample's outputs along the parameters themselves."""
+        from spiritlevel.engine.passes.radial import radial_statistics
+
+        return radial_statistics(self.problem)
+
+    @cached_property
+    def perturbed(self) -> Any:
+        """Losses and gradients at other parameters than the network's."""
+        from spiritlevel.engine.passes.perturbed import Perturbed
+
+        return Perturbed(self.problem)
+
+    @property
+    def eigen(self) -> Callable[..., Eigenpairs]:
+        """Extreme eigenpairs of the Hessian: ``eigen(k, which, tolerance)``, from a search made before where it serves.
+
+        A first search for the largest goes for as many pairs as any measure will ask for.  Without a tolerance whatever
+        was found before will do.
+        """
+
+        def find(k: int = 1, which: str = "largest", tolerance: float | None = None) -> Eigenpairs:
+            k = min(k, self.problem.size)
+            served = self._served(k, which, math.inf if tolerance is None else tolerance)
+            if served is not None:
+                return served
+            tolerance = tolerance or self._tolerance or EIGEN_TOLERANCE
+            if which == "magnitude" and k == 1 and not self._searches("largest"):
+                find(k, "largest", tolerance)  # which most often is the same one
+                return find(k, which, tolerance)
+            together = which == "largest" and not self._searches(which) and k == 1
+            count = min(self._eigenpairs, self.problem.size) if together else k
+            found = self._search(count, which, tolerance)
+            self._pairs[which, count] = (tolerance, found)
+            return found.first(k, tolerance)
+
+        return find
+
+    def _searches(self, which: str) -> list[tuple[float, Eigenpairs]]:
+        return [search for (end, _), search in self._pairs.items() if end == which]
+
+    def _served(self, k: int, which: str, tolerance: float) -> Eigenpairs | None:
+        """Return pairs of an earlier search where it found them as closely as asked for.
+
+        One pair alone, or pairs wanted at no tolerance, may come from a search for more; otherwise a number would
+        depend on which other measures were chosen, if only within its interval.
+        """
+        searches = self._searches(which)
+        if which == "magnitude":
+            # A search for the largest looked at both ends: unless the lower one comes near, it found what is asked for.
+            searches += [s for s in self._searches("largest") if k == 1 and -s[1].lowest < 0.5 * s[1].highest]
+        for spent, known in searches:
+            if len(known.values) != k and not (k == 1 or (tolerance == math.inf and len(known.values) > k)):
+                continue
+            found = known.first(k, tolerance)
+            if found.status == "ok" or spent <= tolerance:
+                return found
+        return None
+
+    def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
+        problem = self.problem
+        start = guessed_eigenvectors(problem, k, which, tolerance, self.seed)  # type: ignore[arg-type]
+        matrix = HessianOperator(problem, keep_graphs=None)
+        matrix.products.usual = USUAL_WIDTH
+        try:
+            return top_eigenpairs(
+                matrix.matvec,
+                problem.size,
+                k,
+                which,  # type: ignore[arg-type]
+                tolerance=tolerance,
+                start=start,
+                linear=not matrix.path.differences,
+                seed=self.seed,
+                dtype=problem.dtype,
+                device=problem.device,
+            )
+        finally:
+            matrix.release()
+
+    @cached_property
+    def layer_eigen(self) -> dict[str, Estimate]:
+        """The largest eigenvalue of each weight's own block."""
+        return top_eigenvalues(
+            self.problem, self.problem.weights, tolerance=self._tolerance or EIGEN_TOLERANCE, seed=self.seed
+        )

@@ -1,7 +1,0 @@
-"""Implicit matrices: the Hessian, the Gauss–Newton matrix, blocks of layers, the variance over batches."""
-
-from __future__ import annotations
-
-from spiritlevel.operators.matrices import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
-
-__all__ = ["GGNOperator", "HessianOperator", "LayerBlock", "Operator", "VarianceOperator"]

@@ -1,7 +1,0 @@
-"""Brute force for small problems: dense float64 matrices by plain differentiation, sharing no code with the passes."""
-
-from __future__ import annotations
-
-from spiritlevel.reference.dense import Dense
-
-__all__ = ["Dense"]

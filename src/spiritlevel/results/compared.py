@@ -1,0 +1,291 @@
+"""A finished comparison: every measure side by side, who is flatter, whether that holds; as a table and as JSON."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from spiritlevel.results import Report, records
+from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.numerals import MISSING, percent, plain, value_text
+from spiritlevel.results.reversals import Reversal
+from spiritlevel.results.saving import Saved, read_record, reading
+from spiritlevel.results.wording import Footnotes, data_words
+from spiritlevel.values.cleaning import Cleaned, for_terminal
+from spiritlevel.values.statistics import Interval
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Kind = Literal[
+    "invariant",  # to every rescaling found in these networks
+    "reversible",  # by a rescaling that was found
+    "changes",  # under a rescaling, without a reversal being found
+    "scales_with_logits",
+    "undecided",
+    "no_direction",  # larger is neither flatter nor sharper
+    "not_comparable",
+    "not_tried",  # no symmetry was found, so nothing could be tried
+]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found."""
+
+    kind: Kind
+    words: str
+    checked: bool = True  # measured on changed copies; otherwise taken from the declaration
+    changed_by: tuple[str, ...] = ()  # symmetries under which the value changed
+    scales_with_outputs: bool | None = None
+    reversal: Reversal | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure over all networks."""
+
+    name: str
+    title: str
+    sharper_when: str
+    contrasts: tuple[Contrast, ...]  # every pair of networks, in their order
+    flattest: str | None
+    holding: Holding
+
+    def between(self, first: str, second: str) -> Contrast | None:
+        """Return the contrast of a pair, in the order of the comparison."""
+        return next((c for c in self.contrasts if {c.first, c.second} == {first, second}), None)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The distribution of one network's output margins, on bins shared by all networks."""
+
+    summary: dict[str, float | None]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class Comparison(Saved):
+    """Two or more networks on the same data, measure by measure.
+
+    ``reading`` is the comparison in two sentences, ``headings`` what must be said before any number, ``agreement`` how
+    many pairs of decided measures name the same network.
+    """
+
+    reports: dict[str, Report]
+    rows: dict[str, Row]
+    reading: list[str]
+    headings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    agreement: dict[str, Any] = field(default_factory=dict)
+    margin_bins: list[float] = field(default_factory=list)
+    margins: dict[str, Margins] = field(default_factory=dict)
+    test: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> list[str]:
+        """The networks' names; ratios are each of the others over the first."""
+        return list(self.reports)
+
+    def flatter(self, measure: str) -> str | None:
+        """Return the network that is flatter than all others by a measure, None where that is not decided."""
+        return self.rows[measure].flattest
+
+    # --- for the eye -----------------------------------------------------------------------------------------------
+
+    def table(self) -> RenderableType:
+        """Return the comparison for rich's ``print``."""
+        from rich.console import Group
+        from rich.text import Text
+
+        labels = self.labels
+        against = f"{labels[0]} against {labels[1]}" if len(labels) == 2 else " · ".join(labels)
+        parts: list[RenderableType] = [Text(against, style="bold")]
+        shared = dict.fromkeys(
+            f"{report.header.get('model') or 'network'} on {data_words(report)}" for report in self.reports.values()
+        )
+        parts += [Text(line) for line in shared]
+        parts += [Text(line, style="bold yellow") for line in self.headings if line not in self.reading]
+        parts += [Text(" ".join(self.reading), style="bold"), *self._tables()]
+        parts += [Text(line, style="dim") for line in self.notes]
+        return Cleaned(Group(*parts))
+
+    def __str__(self) -> str:
+        from spiritlevel.results import terminal
+
+        return terminal.as_text(self.table())
+
+    def __repr__(self) -> str:
+        return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
+
+    def _tables(self) -> list[RenderableType]:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        labels, footnotes = self.labels, Footnotes()
+        pairs = len(labels) == 2
+        state = Table(box=box.ROUNDED, header_style="bold")
+        state.add_column("", overflow="fold")
+        for label in labels:
+            state.add_column(Text(for_terminal(label)), justify="right", overflow="fold")
+        for name, numbers in self._state():
+            state.add_row(name, *numbers)
+        table = Table(box=box.ROUNDED, header_style="bold")
+        table.add_column("measure", overflow="fold")
+        heads = [*labels, *(f"{label} ÷ {labels[0]} (95%)" for label in labels[1:])]
+        for head in heads:
+            table.add_column(Text(for_terminal(head)), justify="right", overflow="fold")
+        table.add_column("flatter" if pairs else "flattest", overflow="fold")
+        table.add_column("does the ordering hold?", overflow="fold")
+        for name, row in self.rows.items():
+            shown = for_terminal(name)
+            title = Text(for_terminal(row.title))
+            title = title if row.title == name else title.append("\n").append(shown, style="dim")
+            values = [
+                f"{value_text(report[name])} {footnotes.mark(report[name], label)}".rstrip()
+                for label, report in self.reports.items()
+            ]
+            ratios = [ratio_words(row.between(labels[0], label)) for label in labels[1:]]
+            cells = [*values, *ratios, row.flattest or MISSING, row.holding.words]
+            table.add_row(title, *(Text(for_terminal(cell)) for cell in cells))
+        below = [*footnotes.lines(), *self._legend()]
+        return [state, table, *(Text(line) for line in below)]
+
+    def _state(self) -> list[tuple[str, list[str]]]:
+        heads = {label: report.header for label, report in self.reports.items()}
+        lines = [("loss", [plain(head.get("loss"), 3) for head in heads.values()])]
+        if any(head.get("accuracy") is not None for head in heads.values()):
+            lines.append(("accuracy", [percent(head.get("accuracy")) for head in heads.values()]))
+        for key, words in (("loss", "test loss"), ("accuracy", "test accuracy")):
+            if any(entry.get(key) is not None for entry in self.test.values()):
+                show = percent if key == "accuracy" else (lambda value: plain(value, 3))
+                lines.append((words, [show(self.test.get(label, {}).get(key)) for label in heads]))
+        lines.append(("gradient norm", [plain(head.get("gradient_norm"), 2) for head in heads.values()]))
+        for key, words in (("median", "output margin, median"), ("skewness", "output margin, skewness")):
+            if self.margins:
+                lines.append((words, [plain(self.margins[label].summary.get(key), 3) for label in heads]))
+        return lines
+
+    def _legend(self) -> list[str]:
+        lines = ["± is one standard error of the computation; intervals are 95%."]
+        contrasts = [contrast for row in self.rows.values() for contrast in row.contrasts]
+        without = [row.title for row in self.rows.values() if any(c.over_samples == "none" for c in row.contrasts)]
+        if any(contrast.over_samples in ("paired", "grouped") for contrast in contrasts):
+            lines[0] = "± is one standard error of the computation; intervals are 95%, over the same samples for both."
+        if without:
+            shown = ", ".join(without[:6]) + (f" and {len(without) - 6} more" if len(without) > 6 else "")
+            lines.append(f"Without an error over samples, so decided on these samples alone: {shown}.")
+        by_scale = [
+            row.title
+            for row in self.rows.values()
+            if row.holding.scales_with_outputs and row.holding.kind == "invariant"
+        ]
+        if by_scale:
+            lines.append(
+                f"Changed by scaling the outputs, which keeps every predicted class: {', '.join(by_scale[:6])}."
+            )
+        return lines
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison as one self-contained page."""
+        from spiritlevel import page
+
+        page.write(page.of_comparison(self), path)
+
+    def figure(self, name: str = "ratios") -> Any:
+        """Return one of the page's figures as an Altair chart; a wrong name lists them all."""
+        from spiritlevel import page
+
+        return page.figure(page.of_comparison(self), name)
+
+    # --- for other programs ----------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON values."""
+        return {
+            "schema_version": records.SCHEMA_VERSION,
+            "kind": "comparison",
+            "labels": self.labels,
+            "reading": list(self.reading),
+            "headings": list(self.headings),
+            "notes": list(self.notes),
+            "agreement": records.as_json(self.agreement),
+            "rows": {name: records.as_json(asdict(row)) for name, row in self.rows.items()},
+            "margins": {
+                "bins": records.as_json(self.margin_bins),
+                "networks": {label: records.as_json(asdict(margins)) for label, margins in self.margins.items()},
+            },
+            "test": records.as_json(self.test),
+            "reports": {label: report.record() for label, report in self.reports.items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Any, source: str = "the record") -> Comparison:
+        """Return the comparison of a record that ``record()`` or a file gave."""
+        with reading(record, "comparison", source):
+            return cls(
+                reports={label: Report.from_record(part, source) for label, part in record["reports"].items()},
+                rows={name: _read_row(entry) for name, entry in record["rows"].items()},
+                reading=record["reading"],
+                headings=record["headings"],
+                notes=record["notes"],
+                agreement=record["agreement"],
+                margin_bins=record["margins"]["bins"],
+                margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
+                test=record["test"],
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Return the comparison that ``save`` wrote."""
+        return cls.from_record(read_record(path, "comparison"), str(path))
+
+
+def ratio_words(contrast: Contrast | None) -> str:
+    """Return a ratio with its interval, or the difference where the ratio has no meaning."""
+    if contrast is None:
+        return MISSING
+    shown, sign = contrast.ratio, ""
+    if shown is None:
+        shown, sign = contrast.difference, "Δ "
+    width = max(shown.high - shown.value, shown.value - shown.low)
+    if width <= 1e-3 * abs(shown.value):
+        return f"{sign}{plain(shown.value, 3)}"
+    return f"{sign}{plain(shown.value, 3)} ({plain(shown.low, 3)} to {plain(shown.high, 3)})"
+
+
+def _read_interval(entry: dict[str, float | None]) -> Interval:
+    return Interval(**{name: math.nan if end is None else end for name, end in entry.items()})
+
+
+def _read_row(entry: dict[str, Any]) -> Row:
+    holding = entry["holding"]
+    return Row(
+        name=entry["name"],
+        title=entry["title"],
+        sharper_when=entry["sharper_when"],
+        contrasts=tuple(
+            Contrast(
+                **{
+                    **contrast,
+                    "difference": _read_interval(contrast["difference"]),
+                    "ratio": None if contrast["ratio"] is None else _read_interval(contrast["ratio"]),
+                }
+            )
+            for contrast in entry["contrasts"]
+        ),
+        flattest=entry["flattest"],
+        holding=Holding(
+            **{
+                **holding,
+                "changed_by": tuple(holding["changed_by"]),
+                "reversal": None
+                if holding["reversal"] is None
+                else Reversal(**{**holding["reversal"], "layers": tuple(holding["reversal"]["layers"])}),
+            }
+        ),
+    )

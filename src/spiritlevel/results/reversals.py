@@ -1,0 +1,31 @@
+"""A rescaling that reverses an ordering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spiritlevel.results.numerals import at_least
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """A rescaling of one network, by factors between 1/factor and factor, that puts it on the other side."""
+
+    network: str
+    kind: str  # "layers" or "neurons"
+    layers: tuple[str, ...]
+    factor: float
+    before: float
+    after: float
+    other: float
+    factors: dict[str, list[float]] = field(default_factory=dict)  # by symmetry, one for all or one a neuron
+    measurements: int = 0
+
+    @property
+    def words(self) -> str:
+        """The rescaling in words."""
+        size = f"×{at_least(self.factor, 3)}"
+        if self.kind == "layers":
+            shown = [*self.layers[:2], f"… ({len(self.layers)} layers)"] if len(self.layers) > 4 else self.layers
+            return f"a {size} rescaling of {'/'.join(shown)} reverses it"
+        return f"rescaling neurons by at most {size} reverses it"

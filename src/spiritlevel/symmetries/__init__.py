@@ -1,8 +1,0 @@
-"""Maps of a network's parameters that keep its function, found in its graph and proven on an example."""
-
-from spiritlevel.symmetries.found import Symmetries, Symmetry
-from spiritlevel.symmetries.permuting import permute_neurons
-from spiritlevel.symmetries.rescaling import rescale_layers, rescale_neurons, scale_output
-from spiritlevel.symmetries.search import find
-
-__all__ = ["Symmetries", "Symmetry", "find", "permute_neurons", "rescale_layers", "rescale_neurons", "scale_output"]

@@ -1,0 +1,25 @@
+"""Failures a person can act on: one sentence that names what was found, why it stops the work and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from spiritlevel.values.cleaning import for_terminal
+
+
+class SpiritlevelError(Exception):
+    """The work could not be done; the message is one sentence for the user (exit code 1)."""
+
+    def __str__(self) -> str:
+        return for_terminal(super().__str__(), lines=True)  # it may name tensors and files, which may hold anything
+
+
+class UsageError(SpiritlevelError, ValueError):
+    """The request itself was wrong: a name, a type or a value the caller can correct (exit code 2)."""
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean a, b?"`` for the known names closest to a misspelt one, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""

@@ -1,0 +1,231 @@
+"""Numbers that come in pairs: intervals for the difference of two networks on the same samples, rank correlations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from spiritlevel.values.errors import UsageError
+
+Vector = NDArray[np.float64]
+# A statistic of values (K, N) with weights (K, N), one number a row.
+Statistic = Callable[[Vector, Vector], Vector]
+
+NORMAL_95 = 1.959963984540054
+# Draws of the bootstrap: as many as a few seconds allow, never fewer than a 95% interval needs.
+MOST_DRAWS, FEWEST_DRAWS = 2000, 400
+NUMBERS_AT_ONCE = 4_000_000
+NUMBERS_IN_ALL = 40_000_000
+
+
+def mean(values: Vector, weights: Vector) -> Vector:
+    """Σ w t / Σ w of every row."""
+    return (weights * values).sum(-1) / weights.sum(-1)
+
+
+def quantile(level: float) -> Statistic:
+    """Return the statistic "the value below which a share ``level`` of the weight lies".
+
+    Each sample stands at the middle of its own share, and values between two samples are interpolated.
+    """
+
+    def at_level(values: Vector, weights: Vector) -> Vector:
+        order = np.argsort(values, axis=-1, kind="stable")
+        ordered = np.take_along_axis(values, order, -1)
+        shares = np.take_along_axis(weights, order, -1) / weights.sum(-1, keepdims=True)
+        middles = np.cumsum(shares, -1) - shares / 2
+        above = np.minimum((middles < level).sum(-1), values.shape[-1] - 1)
+        below = np.maximum(above - 1, 0)
+        (x0, x1), (m0, m1) = (
+            [np.take_along_axis(part, index[:, None], -1)[:, 0] for index in (below, above)]
+            for part in (ordered, middles)
+        )
+        gap = np.where(m1 > m0, m1 - m0, 1.0)
+        return x0 + np.clip((level - m0) / gap, 0, 1) * (x1 - x0)
+
+    return at_level
+
+
+def skewness(values: Vector, weights: Vector) -> Vector:
+    """m₃ / m₂^{3/2} of every row, the population form; NaN where all values are equal."""
+    centred = values - mean(values, weights)[:, None]
+    second, third = mean(centred**2, weights), mean(centred**3, weights)
+    root = np.where(second > 0, second, np.nan) ** 1.5
+    return third / root
+
+
+STATISTICS: dict[str, Statistic] = {
+    "mean": mean,
+    "median": quantile(0.5),
+    "p10": quantile(0.1),
+    "skewness": skewness,
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def widened(self, stderr: float = 0.0, residual: float = 0.0) -> Interval:
+        """Return the interval with an independent error added in quadrature and a certificate's width on both sides."""
+        below = math.hypot(self.value - self.low, NORMAL_95 * stderr) + residual
+        above = math.hypot(self.high - self.value, NORMAL_95 * stderr) + residual
+        return Interval(self.value, self.value - below, self.value + above)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the whole interval lies on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class PairedIntervals:
+    """Two networks on the same samples: b − a, and log(b/a) where both are clearly of one sign."""
+
+    difference: Interval
+    log_ratio: Interval | None
+
+
+def point(a: float, b: float) -> PairedIntervals:
+    """Return the intervals of two numbers without any error."""
+    ratio = _log_ratio(a, b)
+    return PairedIntervals(Interval(b - a, b - a, b - a), None if ratio is None else Interval(ratio, ratio, ratio))
+
+
+def paired_intervals(
+    a: ArrayLike, b: ArrayLike, statistic: Statistic = mean, *, weights: ArrayLike | None = None, seed: int = 0
+) -> PairedIntervals:
+    """Return 95% bootstrap intervals of statistic(b) − statistic(a) and of the log of their ratio.
+
+    Samples are drawn with replacement together for both networks, so what makes a sample hard for both cancels
+    (percentile bootstrap).  The ratio is None where either statistic changes its sign among the draws.
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    shares = np.ones_like(first) if weights is None else np.asarray(weights, dtype=np.float64)
+    if first.shape != second.shape or first.shape != shares.shape or first.ndim != 1:
+        raise UsageError(
+            f"paired values must be vectors of one length; found shapes {first.shape}, {second.shape} and weights "
+            f"{shares.shape}"
+        )
+    counted = (shares > 0) & ~np.isnan(first) & ~np.isnan(second)
+    first, second, shares = first[counted], second[counted], shares[counted]
+    count = len(first)
+    if count < 2:
+        raise UsageError(f"an interval over samples needs at least 2 of them; found {count}")
+    value_a, value_b = (float(statistic(v[None], shares[None])[0]) for v in (first, second))
+    draws = int(np.clip(NUMBERS_IN_ALL // count, FEWEST_DRAWS, MOST_DRAWS))
+    at_once = max(1, min(draws, NUMBERS_AT_ONCE // count))
+    generator = np.random.default_rng(seed)
+    drawn_a, drawn_b = [], []
+    for start in range(0, draws, at_once):
+        index = generator.integers(count, size=(min(at_once, draws - start), count))
+        weight = shares[index]
+        drawn_a.append(statistic(first[index], weight))
+        drawn_b.append(statistic(second[index], weight))
+    all_a, all_b = np.concatenate(drawn_a), np.concatenate(drawn_b)
+    defined = np.isfinite(all_a) & np.isfinite(all_b)
+    all_a, all_b = all_a[defined], all_b[defined]
+    if not len(all_a):
+        raise UsageError("the statistic is not defined on any draw of these samples")
+    ratio = _log_ratio(value_a, value_b)
+    one_sign = bool((all_a * value_a > 0).all() and (all_b * value_b > 0).all())
+    return PairedIntervals(
+        _percentiles(value_b - value_a, all_b - all_a),
+        None if ratio is None or not one_sign else _percentiles(ratio, np.log(all_b / all_a)),
+    )
+
+
+def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLike) -> PairedIntervals | None:
+    """Return 95% intervals of b − a and log(b/a) from both measured on the same disjoint groups of samples.
+
+    The intervals are centred at the values on all samples; their width is that of Student's t for the mean over groups.
+    None where fewer than three groups have both values.
+    """
+    from scipy import stats
+
+    first, second = np.asarray(groups_a, dtype=np.float64), np.asarray(groups_b, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise UsageError(f"groups must come in pairs; found shapes {first.shape} and {second.shape}")
+    both = np.isfinite(first) & np.isfinite(second)
+    first, second = first[both], second[both]
+    count = len(first)
+    if count < 3:
+        return None
+    times = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)
+
+    def around(value: float, groups: Vector) -> Interval:
+        reach = times * float(groups.std(ddof=1))
+        return Interval(value, value - reach, value + reach)
+
+    ratio = _log_ratio(a, b)
+    one_sign = bool((first * a > 0).all() and (second * b > 0).all())
+    return PairedIntervals(
+        around(b - a, second - first),
+        around(ratio, np.log(second / first)) if ratio is not None and one_sign else None,
+    )
+
+
+def _percentiles(value: float, draws: Vector) -> Interval:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return Interval(value, min(float(low), value), max(float(high), value))
+
+
+def _log_ratio(a: float, b: float) -> float | None:
+    return math.log(b / a) if a * b > 0 and math.isfinite(a * b) else None
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation over networks or samples with its 95% interval; all None where it is not defined, with a reason."""
+
+    method: str
+    value: float | None
+    low: float | None
+    high: float | None
+    count: int
+    reason: str = ""
+
+
+# Variance of the Fisher-transformed coefficient: Fisher 1915; Bonett and Wright 2000; Fieller et al. 1957.
+_FISHER_VARIANCE: dict[str, Callable[[float, int], float]] = {
+    "pearson": lambda r, n: 1 / (n - 3),
+    "spearman": lambda r, n: (1 + r * r / 2) / (n - 3),
+    "kendall": lambda r, n: 0.437 / (n - 4),
+}
+
+
+def rank_correlation(
+    x: ArrayLike, y: ArrayLike, method: Literal["spearman", "kendall", "pearson"] = "spearman"
+) -> Correlation:
+    """Return a correlation with a 95% interval from its Fisher transform; pairs with a NaN are left out."""
+    from scipy import stats
+
+    if method not in _FISHER_VARIANCE:
+        raise UsageError(f"method must be one of {', '.join(_FISHER_VARIANCE)}, not {method!r}")
+    first, second = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise UsageError(f"a correlation needs two vectors of one length; found shapes {first.shape}, {second.shape}")
+    finite = np.isfinite(first) & np.isfinite(second)
+    first, second = first[finite], second[finite]
+    count = len(first)
+    if count < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        reason = f"only {count} pairs" if count < 3 else "one of the two does not vary"
+        return Correlation(method, None, None, None, count, reason)
+    function = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}[method]
+    value = float(function(first, second)[0])
+    if count < 5:
+        return Correlation(method, value, None, None, count, f"{count} pairs are too few for an interval")
+    if abs(value) >= 1 - 1e-12:
+        # The transform is infinite: of so many pairs in perfect order nothing more can be said than the value.
+        return Correlation(method, value, None, None, count, "the order is perfect, so its transform has no interval")
+    centre, reach = math.atanh(value), NORMAL_95 * math.sqrt(_FISHER_VARIANCE[method](value, count))
+    return Correlation(method, value, math.tanh(centre - reach), math.tanh(centre + reach), count)
