@@ -10,7 +10,8 @@ from cases import PIECEWISE_LINEAR
 from torch import Tensor, nn
 
 from spiritlevel.engine.blocks import Blocks
-from spiritlevel.engine.layers.rules import pad, patches, rule_of
+from spiritlevel.engine.layers.rules import rule_of
+from spiritlevel.engine.layers.sample_gradients import pad, patches
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.stages import Stages
 from spiritlevel.engine.problem import Problem

@@ -13,7 +13,7 @@ from cases import PIECEWISE_LINEAR, SMOOTH
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.analyses.spectra import operator_named
+from spiritlevel.analyses.eigenvalue_search import operator_named
 from spiritlevel.analyses.spectrum_plan import plan_spectrum
 from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.reference.dense import Dense

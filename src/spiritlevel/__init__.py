@@ -28,7 +28,7 @@ _PUBLIC = {
     "compare": "spiritlevel.analyses.comparison",
     "curvature": "spiritlevel.analyses.measuring",
     "per_sample": "spiritlevel.analyses.measuring",
-    "eigenvalues": "spiritlevel.analyses.spectra",
+    "eigenvalues": "spiritlevel.analyses.eigenvalue_search",
     "spectrum": "spiritlevel.analyses.spectra",
     "Spectrum": "spiritlevel.results.spectrum_result",
 }
@@ -80,9 +80,10 @@ if TYPE_CHECKING:
     from spiritlevel.analyses import symmetries
     from spiritlevel.analyses.auditing import audit
     from spiritlevel.analyses.comparison import compare
+    from spiritlevel.analyses.eigenvalue_search import eigenvalues
     from spiritlevel.analyses.measuring import curvature, measure, per_sample
     from spiritlevel.analyses.planning import plan
-    from spiritlevel.analyses.spectra import eigenvalues, spectrum
+    from spiritlevel.analyses.spectra import spectrum
     from spiritlevel.engine import operators
     from spiritlevel.engine.problem import Problem
     from spiritlevel.inputs import losses

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, operator_named
 from spiritlevel.analyses.measuring import header_of
-from spiritlevel.analyses.spectrum_plan import USABLE_SHARE, SpectrumPlan, plan_spectrum
+from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
 from spiritlevel.engine.blocks import Blocks
-from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
 from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import counted_quadrature, frobenius_squared, pooled_pairs, quadrature_of
 from spiritlevel.engine.estimators.quadrature import trace as lanczos_trace
-from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
-from spiritlevel.engine.operators.memory import free_bytes
+from spiritlevel.engine.operators import LayerBlock, Operator
 from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.progress import show_progress
@@ -28,163 +26,15 @@ from spiritlevel.results.quadrature import Quadrature
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.cleaning import for_terminal
 from spiritlevel.values.draws import Samples
-from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.values.estimate import Estimate, Status
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import Estimate
 
 MINIMUM_PROBES = 8  # before an error over probes is believed
 TOP_COUNT = 40  # largest eigenvalues kept, where they converged
 CERTIFICATE = 1e-3  # residual against the norm at which the largest eigenvalue counts as converged
 SIGN_CERTIFICATE = 0.1  # residual against its own size at which the smallest one does
-NEGLIGIBLE = 1e-5  # residual against the norm below which nobody asks how it compares with the eigenvalue itself
 REFINING_SWEEPS = 200
 CERTIFIES = "an eigenvalue lies in the interval; that it is the outermost rests on the random start"
-
-
-@dataclass(frozen=True)
-class Eigenvalues:
-    """Extreme eigenpairs with the residuals that certify them.
-
-    An eigenvalue lies within each residual of its value.  That it is the largest no residual can prove: the random
-    start block makes it so with probability one in exact arithmetic.
-    """
-
-    values: Tensor  # (k,) float64, in the order asked for
-    vectors: Tensor  # (P, k), unit columns; problem.unflatten gives them by parameter
-    residuals: Tensor  # (k,)
-    status: Status
-    reason: str
-    sweeps: int
-    products: int
-    path: str  # how the products were made
-    strategy: str
-
-    @property
-    def intervals(self) -> Tensor:
-        """The certificate intervals, (k, 2)."""
-        return torch.stack([self.values - self.residuals, self.values + self.residuals], dim=1)
-
-
-def operator_named(
-    problem: Problem, name: str, *, strategy: Strategy = "auto", keep_graphs: bool | None = None
-) -> Operator:
-    """Return a matrix by name: "hessian", "ggn", "batch_variance", a layer, or one parameter of it."""
-    options: dict[str, Any] = {"strategy": strategy, "keep_graphs": keep_graphs}
-    if name == "hessian":
-        return HessianOperator(problem, **options)
-    if name == "ggn":
-        return GGNOperator(problem, **options)
-    if name == "batch_variance":
-        return VarianceOperator(problem, **options)
-    if name in problem.layers:
-        return LayerBlock(problem, list(problem.layers[name].parameters.values()), **options)
-    if name in problem.chosen_parameters:
-        return LayerBlock(problem, [name], **options)
-    known = ["hessian", "ggn", "batch_variance", *problem.layers, *problem.chosen_parameters]
-    raise UsageError(
-        f"there is no matrix {name!r}{near_names(name, known)}; give hessian, ggn, batch_variance, a layer or a "
-        "parameter"
-    )
-
-
-def eigenvalues(
-    problem: Problem,
-    k: int = 1,
-    which: Which = "largest",
-    *,
-    operator: str = "hessian",
-    tolerance: float = 1e-3,
-    max_sweeps: int = 200,
-    seed: int = 0,
-    strategy: Strategy = "auto",
-    keep_graphs: bool | None = None,
-    progress: bool = False,
-) -> Eigenvalues:
-    """Find the k largest, smallest or largest-in-magnitude eigenpairs, each with the residual of an actual product.
-
-    Stops when every residual is at most ``tolerance`` times the norm of the matrix (for "smallest", times the
-    eigenvalue itself, because the small end of the spectrum is short, down to 1e-5 of the norm), or when ``max_sweeps``
-    sweeps are spent, which the status says.
-    """
-    matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
-    matrix.products.usual = USUAL_WIDTH
-    if not 1 <= k <= matrix.size:
-        raise UsageError(f"k must lie between 1 and the order of the matrix, {matrix.size:,}; found {k}")
-    with show_progress(problem, progress), problem.session():
-        try:
-            pairs = _pairs(matrix, k, which, tolerance, max_sweeps, seed)
-        finally:
-            matrix.release()
-    path = matrix.path
-    shortfall = f"the largest residual is {float(pairs.residuals.max()):.2g} after {pairs.sweeps} sweeps"
-    status, reason = path.verdict(pairs.status == "ok", shortfall)
-    return Eigenvalues(
-        values=pairs.values,
-        vectors=pairs.vectors,
-        residuals=pairs.residuals,
-        status=status,
-        reason=reason,
-        sweeps=pairs.sweeps,
-        products=pairs.products,
-        path=path.label,
-        strategy=matrix.products.strategy,
-    )
-
-
-def _pairs(
-    matrix: Operator,
-    k: int,
-    which: Which,
-    tolerance: float,
-    max_sweeps: int,
-    seed: int,
-    start: Tensor | None = None,
-) -> Eigenpairs:
-    """Search for eigenpairs; at the short end relative to the eigenvalue itself, down to what is negligible."""
-    problem = matrix.problem
-    most, home = _basis_room(matrix, 3 * (k + 1), 6 * k + 24)
-    norm = 0.0  # a lower bound, from the products themselves
-
-    def product(columns: Tensor) -> Tensor:
-        nonlocal norm
-        found = matrix.matvec(columns)
-        norm = max(norm, float((found.double().norm(dim=0) / columns.double().norm(dim=0)).max()))
-        return found
-
-    def negligible(sweeps: int, values: Tensor, residuals: Tensor) -> bool:
-        return which == "smallest" and len(residuals) == k and bool((residuals <= 0.5 * NEGLIGIBLE * norm).all())
-
-    pairs = top_eigenpairs(
-        product,
-        matrix.size,
-        k,
-        which,
-        tolerance=tolerance,
-        relative_to="value" if which == "smallest" else "norm",
-        max_sweeps=max_sweeps,
-        max_basis=most,
-        start=start,
-        linear=not matrix.path.differences,
-        seed=seed,
-        dtype=problem.dtype,
-        device=problem.device,
-        basis_device=home,
-        callback=negligible,
-    )
-    if which == "smallest" and bool((pairs.residuals <= NEGLIGIBLE * norm).all()):
-        return replace(pairs, status="ok")
-    return pairs
-
-
-def _basis_room(matrix: Operator, least: int, wanted: int) -> tuple[int, torch.device]:
-    """Return how many basis vectors to keep and where, so that they and their images fit."""
-    vector = 2 * matrix.size * matrix.problem.tensors[0].element_size()
-    for home in dict.fromkeys([matrix.problem.device, torch.device("cpu")]):
-        fitting = int(USABLE_SHARE * free_bytes(home) // vector)
-        if fitting >= min(least, matrix.size):
-            return min(wanted, fitting), home
-    raise SpiritlevelError(
-        f"{least} vectors of {matrix.size:,} numbers do not fit into memory; ask for fewer eigenvalues"
-    )
 
 
 def spectrum(
@@ -393,7 +243,9 @@ class _Run:
         if self.tolerance is not None:
             allowed = max(self.tolerance * unit, negligible)
             if residual > allowed:
-                pairs = _pairs(self.matrix, 1, which, self.tolerance, REFINING_SWEEPS, self.seed, vector[:, None])
+                pairs = certified_pairs(
+                    self.matrix, 1, which, self.tolerance, REFINING_SWEEPS, self.seed, vector[:, None]
+                )
                 better = pairs.values[0] > value if which == "largest" else pairs.values[0] < value
                 passes += pairs.sweeps
                 if better or float(pairs.residuals[0]) < residual:

@@ -41,7 +41,8 @@ def run_spectrum(options: dict[str, Any]) -> int:
         raise UsageError(
             f"spectrum looks at one network, and {len(request.weights)} weights files were given; name one"
         )
-    from spiritlevel.analyses.spectra import operator_named, spectrum
+    from spiritlevel.analyses.eigenvalue_search import operator_named
+    from spiritlevel.analyses.spectra import spectrum
     from spiritlevel.analyses.spectrum_plan import plan_spectrum
     from spiritlevel.cli import names
     from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy

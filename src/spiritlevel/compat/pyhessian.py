@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.analyses.spectra import Eigenvalues, eigenvalues
+from spiritlevel.analyses.eigenvalue_search import Eigenvalues, eigenvalues
 from spiritlevel.engine.estimators.eigenvalues import Which
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs, until

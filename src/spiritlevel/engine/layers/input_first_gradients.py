@@ -7,7 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.engine.layers.rules import DirectGradients, FromDeltas, Gradients, OuterGradients
+from spiritlevel.engine.layers.rules import FromDeltas, Gradients
+from spiritlevel.engine.layers.sample_gradients import DirectGradients, OuterGradients
 
 
 class InputFirstGradients(OuterGradients):

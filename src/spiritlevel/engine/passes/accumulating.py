@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.layers.rules import DirectGradients, SampleGradients
+from spiritlevel.engine.layers.sample_gradients import DirectGradients, SampleGradients
 from spiritlevel.engine.passes.gradient import GradientStats, GradientSums
 from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder

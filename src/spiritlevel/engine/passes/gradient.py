@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.layers.rules import SampleGradients
+from spiritlevel.engine.layers.sample_gradients import SampleGradients
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import slice_batch

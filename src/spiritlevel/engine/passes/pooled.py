@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from spiritlevel.engine.layers.rules import Pooling
+from spiritlevel.engine.layers.sample_gradients import Pooling
 from spiritlevel.engine.passes.graph import Graph
 
 _MAX_POOLS = {"MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from spiritlevel.engine.layers.rules import FromDeltas, Pooling, rule_of
+from spiritlevel.engine.layers.rules import FromDeltas, rule_of
+from spiritlevel.engine.layers.sample_gradients import Pooling
 from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.pooled import pooled

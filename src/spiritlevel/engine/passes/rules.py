@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.layers.rules import SampleGradients
+from spiritlevel.engine.layers.sample_gradients import SampleGradients
 from spiritlevel.engine.passes.fallback import Fallback
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.piecewise import linear_by_nature
