@@ -71,13 +71,13 @@ def works() -> dict[str, Callable[[], Any]]:
 
 def content(result: Any) -> Any:
     """Return a result as plain JSON, without what a clock says."""
-    if hasattr(result, "to_dict"):
-        plain = result.to_dict()
+    if hasattr(result, "to_json"):
+        plain = json.loads(result.to_json())
     elif hasattr(result, "values") and isinstance(result.values, torch.Tensor):
         plain = {"values": result.values.tolist(), "residuals": result.residuals.tolist()}
     else:
         plain = result
-    return _without_clocks(json.loads(json.dumps(plain, default=str)))
+    return _without_clocks(json.loads(json.dumps(plain)))
 
 
 def _without_clocks(value: Any) -> Any:
