@@ -403,7 +403,19 @@ def test_another_seed_changes_only_what_is_sampled() -> None:
     one, other = reported("mlp"), reported("mlp", seed=1)
     changed = {name for name in one if one[name].value != other[name].value}
     assert all(one[name].how != "exact" for name in changed)
-    assert "hessian_frobenius" in changed
+    assert "noise_curvature" in changed
+
+
+def test_a_frobenius_norm_of_more_parameters_than_probes_is_sampled_with_its_error() -> None:
+    model, data = NETS["mlp"]()
+    truth = MEASURES["hessian_frobenius"].reference(dense_of("mlp"))
+    found = [
+        run_alone(MEASURES["hessian_frobenius"], Problem(model, data), seed, max_probes=16, k=3) for seed in range(6)
+    ]
+    assert len({estimate.value for estimate in found}) == 6
+    for estimate in found:
+        assert estimate.how == "estimated"
+        assert abs(estimate.value - truth) <= 5 * estimate.stderr
 
 
 @pytest.mark.parametrize("net", ["mlp", "gelu"])

@@ -258,4 +258,8 @@ def test_every_writer_of_the_package_goes_through_the_safe_one() -> None:
             )
             if name in ("write_text", "write_bytes", "mkstemp", "NamedTemporaryFile") or writes:
                 found.append(f"{file.relative_to(root)}:{name}")
-    assert found == ["cli/standard_output.py:fdopen", "datasets/fetch.py:write_bytes", "datasets/fetch.py:write_bytes"]
+    assert found == [
+        "cli/standard_output.py:fdopen",
+        "lab/datasets/fetch.py:write_bytes",
+        "lab/datasets/fetch.py:write_bytes",
+    ]
