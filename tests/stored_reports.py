@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,8 +72,10 @@ def works() -> dict[str, Callable[[], Any]]:
 
 def content(result: Any) -> Any:
     """Return a result as plain JSON, without what a clock says."""
-    if hasattr(result, "to_json"):
-        plain = json.loads(result.to_json())
+    if hasattr(result, "save"):
+        with tempfile.TemporaryDirectory() as folder:
+            result.save(Path(folder) / "result.json")
+            plain = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
     elif hasattr(result, "values") and isinstance(result.values, torch.Tensor):
         plain = {"values": result.values.tolist(), "residuals": result.residuals.tolist()}
     else:
