@@ -15,8 +15,8 @@ from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
-from spiritlevel.engine.problem import Problem
 from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
 EIGEN_TOLERANCE = 1e-3
@@ -27,7 +27,7 @@ class Workbench:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: OpenProblem,
         wants: frozenset[str] = frozenset(),
         *,
         seed: int = 0,
