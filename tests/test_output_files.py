@@ -70,14 +70,14 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.fixture
 def refused(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
     """Run a command that must be refused as misuse before the first pass, with nothing changed; return the sentence."""
-    from spiritlevel.engine.problem import Problem
+    from spiritlevel.inputs.open_problem import OpenProblem
 
     def no_pass(*args: object, **settings: object) -> None:
         raise AssertionError("a pass over the data was made")
 
     def call(*words: str) -> str:
         before = state_of(here)
-        monkeypatch.setattr(Problem, "batches", no_pass)
+        monkeypatch.setattr(OpenProblem, "batches", no_pass)
         capsys.readouterr()
         code = main(list(words))
         said = capsys.readouterr().err

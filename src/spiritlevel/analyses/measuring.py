@@ -204,7 +204,7 @@ def _assemble(
 def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
     """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
     survey = problem.survey
-    exact = bench.__dict__["blocks"].exact_layers if "blocks" in bench.__dict__ else None
+    exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
     return {
         "model": type(problem.model).__name__,
         "samples": survey.count,

@@ -41,6 +41,7 @@ class Workbench:
         self._tolerance = tolerance
         self._maximum_probes = maximum_probes
         self._eigenpairs = eigenpairs
+        self.known_blocks: Blocks | None = None  # until they are first asked for
         self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
         self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
 
@@ -70,26 +71,29 @@ class Workbench:
     @cached_property
     def gradient(self) -> GradientStats:
         """The gradient of the mean loss and its noise, from the blocks' sweep where it took them along."""
-        blocks = self.__dict__.get("blocks")
-        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
-            return blocks.sums.beside.mean
+        blocks = self.known_blocks
+        beside = None if blocks is None or blocks.sums is None else blocks.sums.beside
+        if beside is not None and beside.mean is not None:
+            return beside.mean
         return mean_gradient(self.problem)
 
-    @cached_property
+    @property
     def blocks(self) -> Blocks:
         """Diagonal blocks of the Hessian, with everything the chosen measures want of them."""
-        return Blocks(
-            self.problem,
-            self._wants,
-            seed=self.seed,
-            tolerance=self._tolerance or TOLERANCE,
-            maximum_probes=self._maximum_probes,
-        )
+        if self.known_blocks is None:
+            self.known_blocks = Blocks(
+                self.problem,
+                self._wants,
+                seed=self.seed,
+                tolerance=self._tolerance or TOLERANCE,
+                maximum_probes=self._maximum_probes,
+            )
+        return self.known_blocks
 
     @cached_property
     def fisher(self) -> CurvatureSums:
         """The empirical Fisher information's diagonal, from the blocks' sweep where there was one."""
-        blocks = self.__dict__.get("blocks")
+        blocks = self.known_blocks
         if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
             return blocks.sums.beside
         found = curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
