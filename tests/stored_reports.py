@@ -24,7 +24,7 @@ import spiritlevel as sl
 from tests.cases import PIECEWISE_LINEAR, SMOOTH, Case
 
 # Entries of saved results that differ from run to run.
-CLOCKS = ("seconds", "wall", "elapsed", "created", "version", "date", "time", "peak")
+CLOCKS = ("seconds", "free_bytes", "wall", "elapsed", "created", "version", "date", "time", "peak")
 REPORTED = (
     "affine", "mlp", "two_classes", "conv1d_reflect", "conv2d_strided_padded", "conv3d", "conv_transposed", "max_pool",
     "avg_pool", "residual", "concatenation", "batch_norm_1d", "batch_norm_2d", "embedding", "prelu", "parallel_twice",
