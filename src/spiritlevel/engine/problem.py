@@ -20,14 +20,17 @@ class Problem(Given):
 
     @property
     def hessian(self) -> Any:
-        """The Hessian of the mean loss as an operator: ``problem.hessian @ v``."""
+        """The Hessian of the mean loss as an operator: ``problem.hessian @ v``.
+
+        It keeps what it finds out about the data; for many products hold on to one.
+        """
         from spiritlevel.engine.operators import HessianOperator
 
         return HessianOperator(self)
 
     @property
     def ggn(self) -> Any:
-        """The Gauss–Newton matrix of the mean loss as an operator: ``problem.ggn @ v``."""
+        """The Gauss–Newton matrix of the mean loss as an operator: ``problem.ggn @ v``; as `hessian`."""
         from spiritlevel.engine.operators import GGNOperator
 
         return GGNOperator(self)
