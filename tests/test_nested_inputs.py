@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import spiritlevel as sl
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.measures.reference.dense import Dense
 
 
@@ -81,7 +82,7 @@ def test_nested_inputs_are_counted_cut_and_moved(name: str, samples: int | None)
     a, b, y = two_inputs()
     names = ["loss", "hessian_trace", "output_margin"]
     expected = sl.per_sample(Problem(model, {"a": a, "b": b, "y": y}, samples=samples), names)
-    problem = Problem(model, NESTED[name](), samples=samples, batch_size=3)
+    problem = open_problem(Problem(model, NESTED[name](), samples=samples, batch_size=3))
     found = sl.per_sample(problem, names)
     for key, values in expected.items():
         torch.testing.assert_close(found[key], values, rtol=1e-9, atol=1e-12)
