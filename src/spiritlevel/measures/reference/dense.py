@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spiritlevel.inputs.contents import count_of, map_tensors, slice_batch
 from spiritlevel.inputs.given import Given
+from spiritlevel.inputs.model_forward import Forward
 from spiritlevel.inputs.process.composite_operations import composite_operations
 
 LARGEST = 4000  # parameters; beyond that a dense matrix is no longer a quick check
@@ -25,8 +26,7 @@ class Dense:
         self.problem = problem
         self.model = copy.deepcopy(problem.model).double().cpu()
         self.model.train(problem.mode == "train")
-        self._forward = copy.copy(problem._forward)
-        self._forward._modules = {"model": self.model}
+        self._forward = Forward(self.model, problem.forward_function)
         self.names = problem.parameters
         self.shapes = {name: problem.chosen_parameters[name].shape for name in self.names}
         self.theta = torch.cat([problem.chosen_parameters[n].detach().double().reshape(-1) for n in self.names]).cpu()
