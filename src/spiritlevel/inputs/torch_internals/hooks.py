@@ -55,13 +55,13 @@ def has_hidden_hooks(tensor: Tensor) -> bool:
     if hasattr(tensor, _OF_TENSOR) or not tensor.is_floating_point():
         return False
     before, count = tensor.requires_grad, tensor.numel()
-    # Of many sizes and both signs, for hooks that change some gradients alone.
-    sizes = torch.logspace(-12, 12, count, dtype=torch.float64) * (1 - 2 * (torch.arange(count) % 2))
+    pattern = (1 + torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).neg_()
+    pattern[::2].neg_()
     try:
         tensor.requires_grad_(True)
         with torch.enable_grad():
-            for sent in (sizes, sizes.flip(0)):
-                sent = sent.reshape(tensor.shape).to(tensor)
+            for size in (1e-8, 1.0, 1e8):  # some hooks change large or small gradients alone
+                sent = (size * pattern).reshape(tensor.shape).to(tensor)
                 (found,) = torch.autograd.grad(tensor.view_as(tensor), tensor, sent)
                 if not torch.equal(found, sent):
                     return True
