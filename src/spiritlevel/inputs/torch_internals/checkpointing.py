@@ -10,7 +10,7 @@ from types import ModuleType
 from torch.utils import checkpoint
 
 AROUND = "_checkpoint_without_reentrant_generator"  # a generator: what is done before and after the function
-REENTRANT = "CheckpointFunction"  # an autograd function that calls it
+REENTRANT = "CheckpointFunction"  # an autograd function that calls it; a public name
 
 
 def places() -> list[tuple[ModuleType, str]]:

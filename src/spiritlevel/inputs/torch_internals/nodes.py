@@ -62,7 +62,8 @@ _FUNCTION = "_forward_cls"
 
 def name_of(node: Any) -> str:
     """Return the name a node is recorded under: one of the constants here where its operation is known."""
-    return str(node.name())
+    found: str = node.name()
+    return found
 
 
 def saved(node: Any, name: str) -> Any:
@@ -81,8 +82,8 @@ def shape_of(node: Any, place: int) -> tuple[int, ...]:
 
 def parameter_of(node: Any) -> torch.Tensor | None:
     """Return the leaf that a node collects gradients for, None where it is no such node or torch does not tell."""
-    found = getattr(node, _VARIABLE, None)
-    return found if isinstance(found, torch.Tensor) else None
+    found: torch.Tensor | None = getattr(node, _VARIABLE, None)
+    return found
 
 
 def parameters_are_told() -> bool:
