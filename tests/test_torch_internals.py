@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,12 +120,12 @@ OPERATIONS: dict[str, Callable[[], Tensor]] = {
     "UNSQUEEZE": lambda: leaf(2).unsqueeze(0),
     "VIEW": lambda: leaf(4).view(2, 2),
 }
-NOT_ON_A_CPU = {"CUDNN_BATCH_NORM"}
+ON_A_GPU = {"CUDNN_BATCH_NORM"}
 NAMES = {name for name, value in vars(nodes).items() if name.isupper() and isinstance(value, str) and name[0] != "_"}
 
 
 def test_every_name_of_a_node_is_tried() -> None:
-    assert {*OPERATIONS, *NOT_ON_A_CPU, "PARAMETER"} == NAMES
+    assert {*OPERATIONS, *ON_A_GPU, "PARAMETER"} == NAMES
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -131,6 +133,16 @@ def test_an_operation_is_recorded_under_its_name(name: str) -> None:
     result = OPERATIONS[name]()
     assert nodes.name_of(result.grad_fn) == getattr(nodes, name), f"torch {torch.__version__} names it otherwise"
     assert nodes.shape_of(result.grad_fn, 0) == result.shape
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_records_batch_norm_under_its_own_name() -> None:
+    layer = nn.BatchNorm2d(3, eps=0.25).cuda().eval()
+    node = layer(leaf(2, 3, 4, 4).cuda()).grad_fn
+    assert nodes.name_of(node) in nodes.BATCH_NORMS
+    kept = "epsilon" if nodes.name_of(node) == nodes.CUDNN_BATCH_NORM else "eps"
+    assert nodes.saved(node, kept) == 0.25
+    assert nodes.saved(node, "training") is False
 
 
 def test_a_parameter_is_recorded_under_its_name_and_told() -> None:
@@ -466,6 +478,16 @@ def test_the_network_inside_a_compiled_one(name: str, monkeypatch: pytest.Monkey
     assert compiling.network_inside(compiled) is network
     assert compiling.network_inside(network) is None
     assert compiling.may_be_compiled()
+
+
+def test_a_model_may_be_compiled_once_the_compiler_is_loaded_or_where_it_has_another_name() -> None:
+    code = (
+        "import torch, sys; from spiritlevel.inputs.torch_internals import compiling; "
+        "assert 'torch._dynamo' in sys.modules or not compiling.may_be_compiled(); "
+        "compiling._compiler_is_known.cache_clear(); compiling._COMPILER = 'torch._gone'; "
+        "assert compiling.may_be_compiled()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_recomputes_activations_is_found() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 
@@ -29,4 +30,9 @@ def may_be_compiled() -> bool:
 
     Where it has another name, that it may.
     """
-    return _COMPILER in sys.modules or importlib.util.find_spec(_COMPILER) is None
+    return _COMPILER in sys.modules or not _compiler_is_known()
+
+
+@functools.cache
+def _compiler_is_known() -> bool:
+    return importlib.util.find_spec(_COMPILER) is not None
