@@ -219,7 +219,7 @@ def _finding(row: Row, labels: Sequence[str]) -> Finding:
 # --- what may be compared ------------------------------------------------------------------------------------------
 
 
-def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) -> dict[str, Problem | Report]:
+def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) -> dict[str, Measurable | Report]:
     """Return problems and reports by label; paths are read, and a file of several reports gives several networks."""
     if isinstance(networks, Mapping):
         pairs: list[tuple[str, Any]] = [(str(label), item) for label, item in networks.items()]

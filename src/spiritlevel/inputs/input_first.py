@@ -6,7 +6,6 @@ random numbers with random parameters in a copy of its own; what it gives tells 
 
 from __future__ import annotations
 
-import copy
 import warnings
 import weakref
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.inputs.process.scope import process_scope
+from spiritlevel.inputs.torch_internals.modules import with_parameters
 
 _known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -62,8 +62,7 @@ def _tried(module: nn.Module) -> str:
 def _run(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor | None:
     """Return what the module's forward gives with other parameters; neither it nor its hooks see anything of that."""
     try:
-        trial = copy.copy(module)
-        trial.__dict__["_parameters"] = dict(parameters)
+        trial = with_parameters(module, parameters)
         with process_scope(), torch.no_grad(), kept_random_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = trial.forward(inputs)

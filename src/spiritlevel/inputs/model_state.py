@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.inputs.torch_internals import hooks
 from spiritlevel.values.errors import SpiritlevelError
-
-# Tables of torch's own for hooks on the gradients of every module there is.
-_GLOBAL_HOOKS = ("_global_backward_hooks", "_global_backward_pre_hooks")
 
 
 class HeldModel:
@@ -56,16 +54,22 @@ class HeldModel:
         for embedding in self._sparse:
             embedding.sparse = True
         put_back(self._buffers)
-        for hooks, own in self._hooks:
-            hooks.update(own)
+        for table, own in self._hooks:
+            table.update(own)
 
     def _without_gradient_hooks(
         self, modules: list[nn.Module], parameters: Mapping[str, Tensor]
     ) -> list[tuple[dict[int, Any], dict[int, Any]]]:
         """Empty the tables of hooks that change gradients; return them with what they held."""
-        on_parameters = {name: tensor._backward_hooks for name, tensor in parameters.items() if tensor._backward_hooks}
-        on_modules = [table for m in modules for table in (m._backward_hooks, m._backward_pre_hooks) if table]
-        on_modules += [table for name in _GLOBAL_HOOKS if (table := getattr(nn.modules.module, name, None))]
+        on_parameters = {name: table for name, tensor in parameters.items() if (table := hooks.gradient_table(tensor))}
+        on_modules = [table for module in modules for table in hooks.backward_tables(module) if table]
+        on_modules += [table for table in hooks.backward_tables_of_all_modules() if table]
+        hidden = {name: tensor for name, tensor in parameters.items() if hooks.has_hidden_hooks(tensor)}
+        if hidden:
+            raise SpiritlevelError(
+                f"gradient hooks on parameters ({_first_of(hidden)}) change gradients, and this release of torch does "
+                "not show them, so they cannot be set aside; remove them before measuring"
+            )
         if on_parameters:
             self.notes.append(
                 f"Gradient hooks on parameters ({_first_of(on_parameters)}) were set aside while measuring: "

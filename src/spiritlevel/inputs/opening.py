@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.inputs.torch_internals.compiling import network_inside
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 HALF = (torch.float16, torch.bfloat16)
@@ -17,7 +18,7 @@ HALF = (torch.float16, torch.bfloat16)
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the network inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        inner = network_inside(model)
         if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = model.module
         if not isinstance(inner, nn.Module):

@@ -12,6 +12,7 @@ import numpy as np
 
 from spiritlevel.analyses.symmetries.scales import FIXED, Labels
 from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.inputs.torch_internals import aten
 
 LAYER_RULES: dict[str, Rule] = {}
 rule = registering(LAYER_RULES)
@@ -87,7 +88,7 @@ def _mixed(walk: Walk, grouped: Labels, weight: Labels) -> Labels:
     return out
 
 
-@rule("_weight_norm")
+@rule(aten.WEIGHT_NORM)
 def weight_normalisation(walk: Walk, a: dict[str, Any]) -> Labels:
     """W = g·v/‖v‖: the length g takes every scale, the direction v none."""
     direction = a["v"]

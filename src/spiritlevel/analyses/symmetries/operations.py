@@ -14,6 +14,7 @@ import torch
 from spiritlevel.analyses.symmetries.layer_rules import LAYER_RULES
 from spiritlevel.analyses.symmetries.scales import FIXED, Labels
 from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.inputs.torch_internals import aten
 
 RULES: dict[str, Rule] = dict(LAYER_RULES)
 rule = registering(RULES)
@@ -24,7 +25,7 @@ rule = registering(RULES)
 
 @rule(
     "relu", "leaky_relu", "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "neg", "abs", "to",
-    "_to_copy", "type_as", "detach_copy", "_assert_tensor_metadata", "zero",
+    aten.COPY_OF_ANOTHER_TYPE, "type_as", "detach_copy", aten.METADATA_CHECK, "zero",
 )  # fmt: skip
 def pass_through(walk: Walk, a: dict[str, Any]) -> Labels:
     """f(s·x) = s·f(x) for every s > 0, entry by entry."""
@@ -63,7 +64,7 @@ _RESIZES = ["upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "u
             "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"]  # fmt: skip
 
 
-@rule(*_POOLS, *(f"{pool}_with_indices" for pool in _POOLS), *_RESIZES, "_adaptive_avg_pool2d")
+@rule(*_POOLS, *(f"{pool}_with_indices" for pool in _POOLS), *_RESIZES, aten.ADAPTIVE_AVERAGE_POOL_2D)
 def pooling(walk: Walk, a: dict[str, Any]) -> Any:
     """Maxima and means of equally scaled entries; scales must be equal over the places pooled together."""
     x = walk.value(a.get("self", a.get("input")))
@@ -216,15 +217,15 @@ def padding(walk: Walk, a: dict[str, Any]) -> Labels:
 @rule(
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T", "unsqueeze", "squeeze", "expand",
     "expand_as", "select", "slice", "cat", "concat", "stack", "split", "split_with_sizes", "chunk", "unbind", "narrow",
-    "movedim", "repeat", "repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "_unsafe_view",
-    "tile", "swapaxes", "tensor_split", "view_as", "reshape_as", "im2col", "unfold", "adjoint", "mT", "hstack",
-    "vstack", "flip", "roll",
+    "movedim", "repeat", "repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "tile",
+    "swapaxes", "tensor_split", "view_as", "reshape_as", "im2col", "unfold", "adjoint", "mT", "hstack", "vstack",
+    "flip", "roll", aten.VIEW_UNCHECKED,
 )  # fmt: skip
 def moving(walk: Walk, a: dict[str, Any]) -> Any:
     """Entries keep their scale wherever they go: the same operation, run on the labels."""
     node = a["node"]
     first = a.get("self")
-    if isinstance(first, Stored) and len(first.shape) == 2 and node.target in _TRANSPOSES:
+    if isinstance(first, Stored) and len(first.shape) == 2 and str(node.target) in _TRANSPOSES:
         return Stored(first.name, first.shape, first.is_buffer, not first.flipped)
     known: dict[int, torch.Tensor] = {}
 
@@ -237,19 +238,19 @@ def moving(walk: Walk, a: dict[str, Any]) -> Any:
             return [labels_of(each) for each in operand]
         return operand
 
-    schema = node.target._schema
+    schema: Any = aten.schema_of(node.target)
     arguments = {each.name: labels_of(a[each.name]) for each in schema.arguments if each.name in a}
     positional = [arguments.pop(each.name) for each in schema.arguments if not each.kwarg_only]
-    result = _COPYING.get(node.target, node.target)(*positional, **arguments)
+    operation = torch.reshape if str(node.target) in _VIEWS else node.target
+    result = operation(*positional, **arguments)
     if isinstance(result, torch.Tensor):
         return _compact(result)
     return [_compact(each) for each in result]
 
 
 # Labels need not lie in memory as the activations do, and a view asks that they do.
-_COPYING = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-_COPYING[torch.ops.aten._unsafe_view.default] = torch.ops.aten.reshape.default
-_TRANSPOSES = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.numpy_T.default}
+_VIEWS = {"aten.view.default", f"aten.{aten.VIEW_UNCHECKED}.default"}
+_TRANSPOSES = {"aten.t.default", "aten.transpose.int", "aten.numpy_T.default"}
 
 
 def _compact(labels: torch.Tensor) -> Labels:

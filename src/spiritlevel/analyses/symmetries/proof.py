@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from spiritlevel.analyses.symmetries.tracing import as_call, copied, in_mode
+from spiritlevel.inputs.torch_internals import trees
 from spiritlevel.values.errors import SpiritlevelError
 
 # Relative to the largest output. Rounding of the factors and of sums taken in another size of terms: a few
@@ -27,7 +27,7 @@ def outputs(model: nn.Module, example: Any, mode: str = "eval") -> list[Tensor]:
     runnable = in_mode(copied(model), mode)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
         result = runnable(*args, **kwargs)
-    return [leaf.detach() for leaf in pytree.tree_leaves(_as_tree(result)) if isinstance(leaf, Tensor)]
+    return [leaf.detach() for leaf in trees.leaves(_as_tree(result)) if isinstance(leaf, Tensor)]
 
 
 def difference(expected: list[Tensor], found: list[Tensor], alpha: float = 1.0) -> tuple[float, float]:

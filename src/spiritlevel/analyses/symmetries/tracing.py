@@ -14,11 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from spiritlevel.inputs.process.composite_operations import without_encoder_fast_path
 from spiritlevel.inputs.process.precision import without_autocast
 from spiritlevel.inputs.process.scope import hold, process_scope
+from spiritlevel.inputs.torch_internals import hooks, trees
+from spiritlevel.inputs.torch_internals.base_classes import NORMS
+from spiritlevel.inputs.torch_internals.compiling import network_inside
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
@@ -36,8 +38,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
+        elif (inner := network_inside(model)) is not None:
+            model = inner
         else:
             return model
 
@@ -60,7 +62,7 @@ def in_mode(model: nn.Module, mode: str) -> nn.Module:
     model.eval()
     if mode == "train":
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
+            if isinstance(module, NORMS):
                 module.train()
     return model
 
@@ -122,20 +124,20 @@ def _structure(model: nn.Module, example: Any) -> str:
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         shapes = [(key, tuple(tensor.shape), str(tensor.dtype), str(tensor.device)) for key, tensor in own]
         values |= {key: id(getattr(value, "__code__", value)) for key, value in vars(module).items() if callable(value)}
-        hooks = [id(hook) for table in (module._forward_hooks, module._forward_pre_hooks) for hook in table.values()]
-        lines.append(f"{name} {type(module).__qualname__} {id(type(module))} {values} {shapes} {hooks}")
-    leaves, layout = pytree.tree_flatten(as_call(example))
+        own_hooks = [id(hook) for hook in hooks.forward_hooks(module)]
+        lines.append(f"{name} {type(module).__qualname__} {id(type(module))} {values} {shapes} {own_hooks}")
+    leaves, layout = trees.flatten(as_call(example))
     inputs = [(tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves]
     return "\n".join([*lines, str(layout), str(inputs)])
 
 
 def _first_samples(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     call = as_call(example)
-    tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in trees.leaves(call) if isinstance(leaf, Tensor)]
     sizes = {t.shape[0] if t.dim() else 0 for t in tensors}
     if len(sizes) != 1 or sizes.pop() <= 2:
         return call
-    return pytree.tree_map(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, call)
+    return trees.mapped(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, call)
 
 
 def _by_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
@@ -149,13 +151,13 @@ def _by_make_fx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     from torch.fx.experimental.proxy_tensor import make_fx
 
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    names, inputs = list(tensors), pytree.tree_flatten((args, kwargs))
+    names, inputs = list(tensors), trees.flatten((args, kwargs))
     leaves, structure = inputs
 
     def call(*flat: Any) -> Any:
         state = dict(zip(names, flat))
-        args, kwargs = pytree.tree_unflatten(list(flat[len(names) :]), structure)
-        return pytree.tree_leaves(torch.func.functional_call(model, state, args, kwargs))
+        args, kwargs = trees.unflatten(list(flat[len(names) :]), structure)
+        return trees.leaves(torch.func.functional_call(model, state, args, kwargs))
 
     graph = make_fx(call, pre_dispatch=True)(*tensors.values(), *leaves).graph
     placeholders = [node.name for node in graph.nodes if node.op == "placeholder"]

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from spiritlevel.analyses.symmetries.layer_rules import LAYER_RULES
 from spiritlevel.analyses.symmetries.operations import RULES
 from spiritlevel.analyses.symmetries.scales import FIXED, Classes, Labels
 from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.inputs.torch_internals import aten, trees
 
 _AS_SCALES = (
     "addmm", "embedding", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze",
     "squeeze", "expand", "select", "slice", "cat", "concat", "split", "split_with_sizes", "chunk", "unbind", "narrow",
-    "_unsafe_view", "contiguous", "clone", "alias", "detach", "to", "_to_copy", "dropout", "feature_dropout",
-    "lift_fresh_copy", "constant_pad_nd", "pad", "zeros", "zeros_like", "_assert_tensor_metadata",
+    aten.VIEW_UNCHECKED, "contiguous", "clone", "alias", "detach", "to", aten.COPY_OF_ANOTHER_TYPE, "dropout",
+    "feature_dropout", "lift_fresh_copy", "constant_pad_nd", "pad", "zeros", "zeros_like", aten.METADATA_CHECK,
 )  # fmt: skip
 # Not every release of torch tags all of these as working entry by entry.
 _ACTIVATIONS = frozenset(
@@ -63,7 +63,7 @@ class UnitWalk(Walk):
 
 def pointwise(walk: Walk, a: dict[str, Any]) -> Labels:
     """Entries that meet move together; a constant holds in place the entries it tells apart."""
-    operands = pytree.tree_leaves(
+    operands = trees.leaves(
         [each for key, each in a.items() if key != "node"], is_leaf=lambda each: isinstance(each, Value | Stored)
     )
     values = [each for each in operands if isinstance(each, Value)]
@@ -140,7 +140,7 @@ def prelu(walk: Walk, a: dict[str, Any]) -> Labels:
 def convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     """Filters move with their output channel; in a depthwise convolution also with their input channel."""
     weight, groups = a["weight"], a["groups"]
-    name = a["node"].target._schema.name.removeprefix("aten::")
+    name = aten.name_of(a["node"].target)
     if not isinstance(weight, Stored) or weight.is_buffer:
         raise CannotFollow("its weight is not a parameter")
     if groups == 1:

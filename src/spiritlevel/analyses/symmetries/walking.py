@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from spiritlevel.analyses.symmetries.scales import FIXED, OUTPUT, Equations, Labels
 from spiritlevel.analyses.symmetries.tracing import Trace
+from spiritlevel.inputs.torch_internals import aten, trees
 
 Terms = list[tuple[int, Labels]]  # a tensor's factor: the product of s^sign over labels broadcast to its shape
 TOO_MANY = 2_000_000  # entries beyond which a tensor gets one fixed scale instead of one label per entry
@@ -149,7 +149,7 @@ class Walk:
 
     def fix(self, operands: Any, reason: str) -> None:
         """Fix the scale of everything an operation reads."""
-        for operand in pytree.tree_leaves(operands, is_leaf=lambda x: isinstance(x, Value | Stored)):
+        for operand in trees.leaves(operands, is_leaf=lambda x: isinstance(x, Value | Stored)):
             if isinstance(operand, Value) and not operand.is_fixed:
                 self.equations.same(operand.labels, FIXED)
                 self.leave_alone(reason)
@@ -167,7 +167,7 @@ def follow(trace: Trace, state: Walk) -> Walk:
         elif node.op == "call_function":
             known[node] = _visit(state, node, known)
         elif node.op == "output":
-            for leaf in pytree.tree_leaves(_looked_up(node.args, known), is_leaf=_is_operand):
+            for leaf in trees.leaves(_looked_up(node.args, known), is_leaf=_is_operand):
                 if isinstance(leaf, Value | Stored):
                     state.equations.same(state.value(leaf).labels, OUTPUT)
         else:
@@ -187,7 +187,7 @@ def _visit(state: Walk, node: torch.fx.Node, known: dict[torch.fx.Node, Any]) ->
         source, index = _looked_up(node.args, known)
         return source[index] if isinstance(source, list | tuple) else Value(_fixed(_rank(node)), _shape(node))
     state.where = _where(node)
-    schema = getattr(node.target, "_schema", None)
+    schema = aten.schema_of(node.target)
     args, kwargs = _looked_up((node.args, node.kwargs), known)
     if schema is None:
         state.fix((args, kwargs), f"{node.name} is not an operation whose effect on scales is known")
@@ -268,7 +268,7 @@ def _rank(node: torch.fx.Node) -> int:
 def _where(node: torch.fx.Node) -> str:
     """Name an operation by the module it runs in, as the user knows it."""
     stack = node.meta.get("nn_module_stack")
-    operation = str(node.target).removeprefix("aten.").partition(".")[0]
+    operation = aten.name_of(node.target)
     if not stack:
         return operation
     path, kind = list(stack.values())[-1]

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spiritlevel.inputs.torch_internals.modules import padding_around
 from spiritlevel.inputs.weight_matrices import WeightView, as_matrix
 
 
@@ -27,8 +28,7 @@ def concatenated(tensors: list[Tensor], dim: int) -> Tensor:
 
 def pad(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
     """Return a convolution's inputs with its padding around them."""
-    # torch keeps the padding of every mode, 'same' included, in the order F.pad wants it.
-    padding = module._reversed_padding_repeated_twice
+    padding = padding_around(module)
     if not any(padding):
         return inputs
     return F.pad(inputs, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)

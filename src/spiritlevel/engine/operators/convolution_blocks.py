@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.vmapped import Block, Operand, behind
+from spiritlevel.inputs.torch_internals import aten
 
 Options = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
@@ -21,9 +22,7 @@ def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, options: Option
     """Return B(x, w) + b."""
     block = behind(input, weight, *([] if bias is None else [bias]))
     if block is None:
-        stride, padding, dilation, groups = options
-        nothing = [0] * len(stride)
-        return torch.ops.aten.convolution(input, weight, bias, stride, padding, dilation, False, nothing, groups)
+        return aten.convolution(input, weight, bias, *options)
     x, w, *b = block.operands
     if w.shared and all(operand.shared for operand in b):
         return _for_each_sample(lambda folded: convolve(folded, w.tensor, bias, options), x, block)
@@ -39,7 +38,7 @@ def pull_to_input(gradient: Tensor, weight: Tensor, size: list[int], options: Op
     block = behind(gradient, weight)
     if block is None:
         input = gradient.new_empty((len(gradient), *size))  # its shape alone counts
-        return _adjoint(0, gradient, input, weight, options)
+        return aten.convolution_adjoint(0, gradient, input, weight, *options)
     g, w = block.operands
     if w.shared:
         return _for_each_sample(lambda folded: pull_to_input(folded, w.tensor, size, options), g, block)
@@ -55,7 +54,7 @@ def pull_to_weight(gradient: Tensor, input: Tensor, size: list[int], options: Op
     groups = options[-1]
     if block is None:
         weight = gradient.new_empty((gradient.shape[1], input.shape[1] // groups, *size))  # its shape alone counts
-        return _adjoint(1, gradient, input, weight, options)
+        return aten.convolution_adjoint(1, gradient, input, weight, *options)
     g, x = block.operands
     if x.shared and groups == 1:
         found = pull_to_weight(g.along(1).flatten(1, 2), x.tensor, size, options)
@@ -64,15 +63,6 @@ def pull_to_weight(gradient: Tensor, input: Tensor, size: list[int], options: Op
         found = pull_to_weight(g.tensor, x.along(1).flatten(1, 2), size, options)
         return block.made(found.unflatten(1, (block.count, -1)), 1)
     return _one_by_one(lambda g, x: pull_to_weight(g, x, size, options), block)
-
-
-def _adjoint(which: int, gradient: Tensor, input: Tensor, weight: Tensor, options: Options) -> Tensor:
-    stride, padding, dilation, groups = options
-    wanted, nothing = [which == 0, which == 1, False], [0] * len(stride)
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        gradient, input, weight, None, stride, padding, dilation, False, nothing, groups, wanted
-    )
-    return found[which]
 
 
 def _for_each_sample(operation: Callable[[Tensor], Tensor], operand: Operand, block: Block) -> Tensor:

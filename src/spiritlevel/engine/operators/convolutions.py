@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.engine.operators.convolution_blocks import Options, convolve, pull_to_input, pull_to_weight
+from spiritlevel.inputs.torch_internals import aten
 
 _DIMENSIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
@@ -30,7 +31,7 @@ class LinearConvolutions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _DIMENSIONS:
+        if func in _DIMENSIONS and aten.convolutions_are_offered():
             found = _linear(_DIMENSIONS[func], *args, **(kwargs or {}))
             if found is not None:
                 return found

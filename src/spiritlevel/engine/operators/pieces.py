@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.engine.operators.pooling_blocks import Window, choose, spread
+from spiritlevel.inputs.torch_internals import aten
+from spiritlevel.inputs.torch_internals.tensors import version_of
 
 _RELUS = (torch.relu, F.relu, Tensor.relu)
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
@@ -28,7 +30,7 @@ class LinearPieces(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         # What ReLUs made, by identity: with what they made it of, and the versions of both at the time.
-        self._made_by_relus: dict[int, tuple[Tensor, Tensor, tuple[int, int]]] = {}
+        self._made_by_relus: dict[int, tuple[Tensor, Tensor, tuple[object, object]]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,7 +48,7 @@ class LinearPieces(TorchFunctionMode):
         if inplace or others or not _plain(input):  # in place the values themselves change, which others may read
             return None
         found: Tensor = _Rectified.apply(input)
-        self._made_by_relus[id(found)] = found, input, (found._version, input._version)
+        self._made_by_relus[id(found)] = found, input, (version_of(found), version_of(input))
         return found
 
     def _pool(
@@ -65,7 +67,7 @@ class LinearPieces(TorchFunctionMode):
         # The largest of rectified values is the largest value, rectified: derivatives then pass the ReLU where there
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
         made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))
-        rectified = versions == (made._version, behind._version)
+        rectified = versions == (version_of(made), version_of(behind))
         return _Pooled.apply(behind if rectified else input, window, rectified)
 
 
@@ -92,7 +94,7 @@ class _Rectified(torch.autograd.Function):
 
 
 def _gate(gradient: Tensor, found: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(gradient, found, 0)
+    return aten.rectifier_backward(gradient, found)
 
 
 class _Gated(torch.autograd.Function):
@@ -111,7 +113,7 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, window: Window, rectified: bool) -> Tensor:
-        found, places = torch.ops.aten.max_pool2d_with_indices(values, *window)
+        found, places = aten.max_pool_2d(values, *window)
         if rectified:
             found = found.relu_()
         ctx.save_for_backward(places, *([found] if rectified else []))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.vmapped import behind
+from spiritlevel.inputs.torch_internals import aten
 
 Window = tuple[list[int], list[int], list[int], list[int], bool]  # kernel size, stride, padding, dilation, ceil mode
 
@@ -27,9 +27,7 @@ def spread(values: Tensor, places: Tensor, size: list[int], window: Window) -> T
     # Scattering is faster than torch's own kernel, which on a CPU wants the places copied for every vector and on a GPU
     # looks at every position; but where places are shared, a GPU's scattered sums would differ from run to run.
     if values.is_cuda and not _windows_apart(window):
-        folded = values.flatten(0, -4)
-        inputs = values.new_empty((*folded.shape[:-2], *size))  # its shape alone counts
-        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(folded, inputs, *window, places.flatten(0, -4))
+        found = aten.max_pool_2d_backward(values.flatten(0, -4), size, places.flatten(0, -4), *window)
         return found.reshape(*values.shape[:-2], *size)
     zeros = values.new_zeros((*values.shape[:-2], size[0] * size[1]))
     return zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch._C import _functorch
+
+from spiritlevel.inputs.torch_internals import levels
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,17 @@ class Block:
 
     def made(self, tensor: Tensor, dim: int) -> Tensor:
         """Return a result, whose vectors lie along ``dim``, for the world inside vmap."""
-        return _functorch._add_batch_dim(tensor, dim, self.level)
+        return levels.closed(tensor, dim, self.level)
 
 
 def behind(*tensors: Tensor) -> Block | None:
     """Return what is behind the tensors, or None where none of them holds a block."""
-    levels = [_functorch.maybe_get_level(t) if _functorch.is_batchedtensor(t) else -1 for t in tensors]
-    level = max(levels)
+    own = [levels.level_of(tensor) for tensor in tensors]
+    level = max(own)
     if level < 0:
         return None
     pairs: list[tuple[Tensor, int | None]] = [
-        (_functorch.get_unwrapped(t), _functorch.maybe_get_bdim(t)) if at == level else (t, None)
-        for t, at in zip(tensors, levels)
+        levels.opened(tensor) if at == level else (tensor, None) for tensor, at in zip(tensors, own)
     ]
     (count, *_) = (tensor.shape[dim] for tensor, dim in pairs if dim is not None)
     return Block([Operand(tensor, dim, count) for tensor, dim in pairs], level)

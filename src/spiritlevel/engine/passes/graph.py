@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from spiritlevel.inputs.torch_internals import nodes
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,12 @@ def look_at(outputs: Tensor) -> Graph:
 
 def _is_users_own(node: Any) -> bool:
     """Whether a node is a function written in Python by someone else."""
-    if not isinstance(node, torch.autograd.function.BackwardCFunction):
-        return False
-    return not getattr(node, "_forward_cls", type(node)).__module__.startswith("spiritlevel.")
+    return nodes.written_in_python(node) and not nodes.module_of(node).startswith("spiritlevel.")
 
 
 def _leaf(node: Any) -> int | None:
-    variable = getattr(node, "variable", None)
-    return None if variable is None else id(variable)
+    parameter = nodes.parameter_of(node)
+    return None if parameter is None else id(parameter)
 
 
 def _depth_first(roots: list[Any]) -> list[Any]:

@@ -10,46 +10,47 @@ from __future__ import annotations
 from typing import Any
 
 from spiritlevel.engine.passes.graph import Graph
+from spiritlevel.inputs.torch_internals import nodes
 
 # Linear in all their inputs together, or made of pieces that are, by the names under which autograd records them.
 _LINEAR = {
-    "AdaptiveAvgPool2DBackward0",
-    "AddBackward0",
-    "AvgPool2DBackward0",
-    "CatBackward0",
-    "CloneBackward0",
-    "ConstantPadNdBackward0",
-    "ExpandBackward0",
-    "HardtanhBackward0",
-    "LeakyReluBackward0",
-    "MaxPool2DWithIndicesBackward0",
-    "MaxPool3DWithIndicesBackward0",
-    "MeanBackward0",
-    "MeanBackward1",
-    "NegBackward0",
-    "PermuteBackward0",
-    "ReluBackward0",
-    "ReshapeAliasBackward0",
-    "SelectBackward0",
-    "SliceBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "StackBackward0",
-    "SubBackward0",
-    "SumBackward0",
-    "SumBackward1",
-    "TBackward0",
-    "TransposeBackward0",
-    "UnsafeViewBackward0",
-    "UnsqueezeBackward0",
-    "ViewBackward0",
-    "torch::autograd::AccumulateGrad",  # a parameter
+    nodes.ADAPTIVE_AVERAGE_POOL_2D,
+    nodes.ADD,
+    nodes.AVERAGE_POOL_2D,
+    nodes.CATENATE,
+    nodes.CLONE,
+    nodes.EXPAND,
+    nodes.HARDTANH,
+    nodes.LEAKY_RELU,
+    nodes.MATRIX_TRANSPOSE,
+    nodes.MAX_POOL_2D,
+    nodes.MAX_POOL_3D,
+    nodes.MEAN,
+    nodes.MEAN_ALONG,
+    nodes.NEGATE,
+    nodes.PAD,
+    nodes.PARAMETER,
+    nodes.PERMUTE,
+    nodes.RELU,
+    nodes.RESHAPE_ALIAS,
+    nodes.SELECT,
+    nodes.SLICE,
+    nodes.SQUEEZE,
+    nodes.SQUEEZE_ALONG,
+    nodes.STACK,
+    nodes.SUBTRACT,
+    nodes.SUM,
+    nodes.SUM_ALONG,
+    nodes.TRANSPOSE,
+    nodes.UNSAFE_VIEW,
+    nodes.UNSQUEEZE,
+    nodes.VIEW,
 }
 # Linear in each of their inputs alone.
-_PRODUCTS = {"AddmmBackward0", "ConvolutionBackward0", "MmBackward0", "MulBackward0"}
+_PRODUCTS = {nodes.ADDMM, nodes.CONVOLUTION, nodes.MM, nodes.MULTIPLY}
 # Products too, while they go by statistics of the past.
-_NORMS = {"NativeBatchNormBackward0", "CudnnBatchNormBackward0"}
-_RESHAPED = {"TBackward0", "TransposeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "ExpandBackward0"}
+_NORMS = nodes.BATCH_NORMS
+_RESHAPED = {nodes.MATRIX_TRANSPOSE, nodes.TRANSPOSE, nodes.VIEW, nodes.RESHAPE_ALIAS, nodes.EXPAND}
 
 
 def linear_by_nature(graph: Graph) -> bool:
@@ -58,10 +59,10 @@ def linear_by_nature(graph: Graph) -> bool:
     A product must be one with a parameter that is used nowhere else, so that moving one parameter moves one factor.
     """
     for node in graph.nodes:
-        if node.name() in _LINEAR:
+        if nodes.name_of(node) in _LINEAR:
             continue
-        averaged = node.name() in _NORMS and getattr(node, "_saved_training", True) is False
-        if node.name() not in _PRODUCTS and not averaged:
+        averaged = nodes.name_of(node) in _NORMS and nodes.saved(node, "training") is False
+        if nodes.name_of(node) not in _PRODUCTS and not averaged:
             return False
         factors = [child for child, _ in node.next_functions if child is not None]
         if sum(not _is_lone_parameter(child, graph) for child in factors) > 1:
@@ -70,7 +71,7 @@ def linear_by_nature(graph: Graph) -> bool:
 
 
 def _is_lone_parameter(node: Any, graph: Graph) -> bool:
-    while node.name() in _RESHAPED and len(node.next_functions) == 1:
+    while nodes.name_of(node) in _RESHAPED and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
-    variable = getattr(node, "variable", None)
-    return variable is not None and graph.uses[id(variable)] == 1
+    parameter = nodes.parameter_of(node)
+    return parameter is not None and graph.uses[id(parameter)] == 1

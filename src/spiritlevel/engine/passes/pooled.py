@@ -16,8 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from spiritlevel.engine.layers.sample_gradients import Pooling
 from spiritlevel.engine.passes.graph import Graph
-
-_MAX_POOLS = {"MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"}
+from spiritlevel.inputs.torch_internals import nodes
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,15 @@ def pooled(module: nn.Module, edge: GradientEdge, shape: torch.Size, graph: Grap
         return None
     rectified: Tensor | None = None
     node: Any = _only_consumer(edge.node, graph)
-    if node is not None and node.name() == "ReluBackward0":
-        rectified = node._saved_result
+    if node is not None and nodes.name_of(node) == nodes.RELU:
+        rectified = nodes.saved(node, "result")
+        if rectified is None:
+            return None
         node = _only_consumer(node, graph)
-    if node is None or node.name() not in _MAX_POOLS:
+    if node is None or nodes.name_of(node) not in nodes.MAX_POOLS:
         return None
-    chosen = node._saved_result1  # torch keeps the indices among the flattened positions of a channel
-    if chosen.ndim != len(shape) or chosen.shape[:2] != shape[:2]:
+    chosen = nodes.saved(node, "result1")  # torch keeps the indices among the flattened positions of a channel
+    if chosen is None or chosen.ndim != len(shape) or chosen.shape[:2] != shape[:2]:
         return None
     positions = chosen.flatten(2)
     gate = None

@@ -15,33 +15,34 @@ from torch import Tensor, nn
 
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.inputs.torch_internals import nodes
 
 # Entry by entry, or over dimensions behind the first two: with the samples first they stay first.
 _ROWWISE = {
-    "AdaptiveAvgPool2DBackward0",
-    "AddBackward0",
-    "AvgPool2DBackward0",
-    "CloneBackward0",
-    "HardtanhBackward0",
-    "LeakyReluBackward0",
-    "MaxPool2DWithIndicesBackward0",
-    "MaxPool3DWithIndicesBackward0",
-    "MulBackward0",
-    "NegBackward0",
-    "ReluBackward0",
-    "SubBackward0",
+    nodes.ADAPTIVE_AVERAGE_POOL_2D,
+    nodes.ADD,
+    nodes.AVERAGE_POOL_2D,
+    nodes.CLONE,
+    nodes.HARDTANH,
+    nodes.LEAKY_RELU,
+    nodes.MAX_POOL_2D,
+    nodes.MAX_POOL_3D,
+    nodes.MULTIPLY,
+    nodes.NEGATE,
+    nodes.RELU,
+    nodes.SUBTRACT,
 }
 # The numbers stay where they lie: as many samples before as after means the same ones.
-_VIEWS = {"ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0"}
+_VIEWS = {nodes.RESHAPE_ALIAS, nodes.UNSAFE_VIEW, nodes.VIEW}
 # Which of an operation's inputs may hold samples; the others must be parameters or constants.
 _DATA_INPUT = {
-    "AddmmBackward0": 1,
-    "MmBackward0": 0,
-    "ConvolutionBackward0": 0,
-    "NativeBatchNormBackward0": 0,
-    "CudnnBatchNormBackward0": 0,
+    nodes.ADDMM: 1,
+    nodes.MM: 0,
+    nodes.CONVOLUTION: 0,
+    nodes.NATIVE_BATCH_NORM: 0,
+    nodes.CUDNN_BATCH_NORM: 0,
 }
-_RESHAPED = {"TBackward0", "ViewBackward0", "ReshapeAliasBackward0", "ExpandBackward0"}
+_RESHAPED = {nodes.MATRIX_TRANSPOSE, nodes.VIEW, nodes.RESHAPE_ALIAS, nodes.EXPAND}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -66,29 +67,29 @@ def _is_own_operation(recorder: Recorder, name: str) -> bool:
 
 
 def _is_own(module: Any, node: Any, place: int, inputs: Tensor) -> bool:
-    kind = node.name()
+    kind = nodes.name_of(node)
     children = [child for child, _ in node.next_functions]
     if place != 0:
         return False
     if type(module) is nn.Linear:
-        if kind == "AddmmBackward0":
+        if kind == nodes.ADDMM:
             bias, _, weight = children
-            plain = node._saved_alpha == 1 and node._saved_beta == 1 and _is(bias, module.bias)
-            return plain and _is_transposed(weight, module.weight) and _same(node._saved_mat1, inputs)
-        if kind == "MmBackward0" and module.bias is None:
-            return _is_transposed(children[1], module.weight) and _same(node._saved_self, inputs)
+            plain = nodes.saved(node, "alpha") == 1 and nodes.saved(node, "beta") == 1 and _is(bias, module.bias)
+            return plain and _is_transposed(weight, module.weight) and _same(nodes.saved(node, "mat1"), inputs)
+        if kind == nodes.MM and module.bias is None:
+            return _is_transposed(children[1], module.weight) and _same(nodes.saved(node, "self"), inputs)
         return False
-    if type(module) in _CONVOLUTIONS and kind == "ConvolutionBackward0":
-        settings = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_groups)
+    if type(module) in _CONVOLUTIONS and kind == nodes.CONVOLUTION:
+        settings = tuple(nodes.saved(node, name) for name in ("stride", "padding", "dilation", "groups"))
         own = (module.stride, module.padding, module.dilation, module.groups)
-        plain = not node._saved_transposed and settings == own and module.padding_mode == "zeros"
-        return plain and _takes(children[1:], module) and _same(node._saved_input, inputs)
-    if type(module) in _BATCH_NORMS and kind in ("NativeBatchNormBackward0", "CudnnBatchNormBackward0"):
-        statistics = [(node._saved_running_mean, module.running_mean), (node._saved_running_var, module.running_var)]
-        eps = node._saved_eps if kind.startswith("Native") else node._saved_epsilon
-        averaged = not node._saved_training and eps == module.eps
+        plain = nodes.saved(node, "transposed") is False and settings == own and module.padding_mode == "zeros"
+        return plain and _takes(children[1:], module) and _same(nodes.saved(node, "input"), inputs)
+    if type(module) in _BATCH_NORMS and kind in nodes.BATCH_NORMS:
+        statistics = [(nodes.saved(node, name), getattr(module, name)) for name in ("running_mean", "running_var")]
+        eps = nodes.saved(node, "eps" if kind == nodes.NATIVE_BATCH_NORM else "epsilon")
+        averaged = nodes.saved(node, "training") is False and eps == module.eps
         recorded = all(mean is not None and _same(saved, mean) for saved, mean in statistics)
-        return averaged and recorded and _takes(children[1:], module) and _same(node._saved_input, inputs)
+        return averaged and recorded and _takes(children[1:], module) and _same(nodes.saved(node, "input"), inputs)
     return False
 
 
@@ -101,13 +102,13 @@ def _is(node: Any, parameter: Tensor | None) -> bool:
     """Whether a node stands for a parameter; one that may not move has none."""
     if parameter is None or not parameter.requires_grad:
         return node is None
-    return node is not None and getattr(node, "variable", None) is parameter
+    return node is not None and nodes.parameter_of(node) is parameter
 
 
 def _is_transposed(node: Any, weight: Tensor) -> bool:
     if not weight.requires_grad:
         return node is None
-    return node is not None and node.name() == "TBackward0" and _is(node.next_functions[0][0], weight)
+    return node is not None and nodes.name_of(node) == nodes.MATRIX_TRANSPOSE and _is(node.next_functions[0][0], weight)
 
 
 def _same(saved: Tensor | None, known: Tensor) -> bool:
@@ -139,29 +140,24 @@ def _rows_are_kept(graph: Graph, samples: int) -> bool:
 
 
 def _keeps_rows(node: Any, place: int, data: list[tuple[int, tuple[Any, int]]], samples: int) -> bool:
-    kind = node.name()
-    shape = _shape(node, place)
-    before = [_shape(*child) for _, child in data]
+    kind = nodes.name_of(node)
+    shape = nodes.shape_of(node, place)
+    before = [nodes.shape_of(*child) for _, child in data]
     if place != 0 or not shape or any(not one or one[0] != samples for one in [shape, *before]):
         return False
     if kind in _ROWWISE:
         return all(len(one) == len(shape) for one in before)  # otherwise samples may be broadcast along another axis
     if kind in _VIEWS:
         return True
-    if kind == "CatBackward0":
+    if kind == nodes.CATENATE:
         return len(before) > 1  # along the samples there would be more of them
-    if kind == "MeanBackward1":
+    if kind == nodes.MEAN_ALONG:
         (one,) = before
-        return all((dim - 2**64 if dim >= 2**63 else dim) % len(one) != 0 for dim in node._saved_dim or (0,))
+        return all((dim - 2**64 if dim >= 2**63 else dim) % len(one) != 0 for dim in nodes.saved(node, "dim") or (0,))
     return kind in _DATA_INPUT and all(number == _DATA_INPUT[kind] for number, _ in data)
 
 
-def _shape(node: Any, place: int) -> tuple[int, ...]:
-    """Return the shape of what a node gave."""
-    return tuple(node._input_metadata[place].shape)
-
-
 def _is_of_parameters(node: Any) -> bool:
-    while node.name() in _RESHAPED and len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
+    while nodes.name_of(node) in _RESHAPED and len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
-    return getattr(node, "variable", None) is not None
+    return nodes.parameter_of(node) is not None

@@ -26,6 +26,7 @@ from spiritlevel.inputs.batch_sizes import memory_share
 from spiritlevel.inputs.contents import Content, slice_batch
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.torch_internals import nodes
 
 # Samples on which a layer's rule is held against autograd.
 TRIED = 8
@@ -153,6 +154,8 @@ def _candidates(problem: OpenProblem, outputs: Tensor, recorder: Recorder, graph
     A parameter that more operations take in than its module was called (tied, or used through a function) is none of
     them, even where those operations happen to pass nothing back on this batch.
     """
+    if not nodes.parameters_are_told():
+        return []
     return [
         name
         for name, inputs in recorder.inputs.items()

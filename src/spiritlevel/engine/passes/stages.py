@@ -14,6 +14,7 @@ from torch import nn
 
 from spiritlevel.engine.passes.folding import rows_to_fold
 from spiritlevel.engine.passes.graph import Graph
+from spiritlevel.inputs.torch_internals import nodes
 
 if TYPE_CHECKING:
     from spiritlevel.engine.passes.recording import Recorder
@@ -88,7 +89,7 @@ def _with_folding(stages: Stages, recorder: Recorder, graph: Graph, names: list[
         if len(recorder.edges[via]) != 1 or (via in stages.together and via != stages.cut):
             continue
         convolution = recorder.edges[via][0].node
-        name = by_stop.get(convolution.next_functions[0]) if convolution.name() == "ConvolutionBackward0" else None
+        name = by_stop.get(convolution.next_functions[0]) if nodes.name_of(convolution) == nodes.CONVOLUTION else None
         if name is None or rows_to_fold(recorder.layers[via].module, recorder.inputs[via][0]) == 1:
             continue
         # Whatever else lies behind would have to go on from there, which it does from the cut alone.

@@ -13,6 +13,7 @@ from torch import Tensor
 from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
 from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
+from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
 
 # Output entries, over samples and draws, that are held in float64 at one time when sketching.
@@ -20,7 +21,7 @@ ENTRIES_AT_ONCE = 1 << 22
 
 
 # The last tensor on a GPU whose labels were all found in range, with its version, the classes and what is ignored.
-_known: tuple[weakref.ref[Tensor], int, int, int] | None = None
+_known: tuple[weakref.ref[Tensor], object, int, int] | None = None
 
 
 def _out_of_range(labels: Tensor, classes: int, ignored: int) -> Tensor:
@@ -31,8 +32,8 @@ def _whole_in_range(labels: Tensor, classes: int, ignored: int) -> bool:
     """Whether all labels are in range in the tensor that these are a part of; looked at once, so that a GPU need not
     be waited for with every batch."""
     global _known
-    whole = labels if labels._base is None else labels._base
-    key = (whole._version, classes, ignored)
+    whole = viewed(labels)
+    key = (version_of(whole), classes, ignored)
     if _known is not None and _known[0]() is whole and _known[1:] == key:
         return True
     if whole.is_floating_point() or bool(_out_of_range(whole, classes, ignored).any()):

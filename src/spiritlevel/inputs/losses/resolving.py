@@ -13,6 +13,7 @@ from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, Sam
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError
 from spiritlevel.inputs.losses.normalized import NormalizedCrossEntropy
+from spiritlevel.inputs.torch_internals.base_classes import LOSSES
 from spiritlevel.values.errors import UsageError, near_names
 
 NAMES: dict[str, str] = {
@@ -50,7 +51,7 @@ def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
             hint = near_names(loss, [*NAMES, *ALIASES]) or f": the losses are {', '.join(NAMES)}"
             raise UsageError(f"There is no loss named {loss!r}{hint}")
         return _MAKERS[name]()
-    if isinstance(loss, nn.modules.loss._Loss):
+    if isinstance(loss, LOSSES):
         return _from_torch(loss)
     if isinstance(loss, type) or not callable(loss):
         raise UsageError(
@@ -62,7 +63,7 @@ def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
     return CallableLoss(loss)
 
 
-def _from_torch(module: nn.modules.loss._Loss) -> Loss:
+def _from_torch(module: nn.Module) -> Loss:
     kind = type(module).__name__
     if module.reduction == "sum":
         raise UsageError(

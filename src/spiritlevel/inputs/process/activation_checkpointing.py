@@ -10,11 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils import checkpoint
-
-# Private names of torch; where a version has others, checkpointing stays and the check of derivatives finds it out.
-_RECOMPUTING = "_checkpoint_without_reentrant_generator"
-_REENTRANT = "CheckpointFunction"
+from spiritlevel.inputs.torch_internals import checkpointing
 
 
 class _Plainly:
@@ -33,11 +29,11 @@ def _nothing_around(*arguments: Any, **named: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def without_checkpointing() -> Iterator[None]:
     """Let ``torch.utils.checkpoint`` call its functions plainly; process-wide."""
-    before = {name: getattr(checkpoint, name) for name in (_RECOMPUTING, _REENTRANT) if hasattr(checkpoint, name)}
+    before = [(module, name, getattr(module, name)) for module, name in checkpointing.places()]
     try:
-        for name in before:
-            setattr(checkpoint, name, _nothing_around if name == _RECOMPUTING else _Plainly)
+        for module, name, _ in before:
+            setattr(module, name, _nothing_around if name == checkpointing.AROUND else _Plainly)
         yield
     finally:
-        for name, original in before.items():
-            setattr(checkpoint, name, original)
+        for module, name, original in before:
+            setattr(module, name, original)

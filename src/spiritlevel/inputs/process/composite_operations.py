@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.parametrizations import _WeightNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.inputs.process.activation_checkpointing import without_checkpointing
 from spiritlevel.inputs.process.scope import hold, process_scope
+from spiritlevel.inputs.torch_internals.weight_norms import fused_weight_norm, may_normalise_weights
 
 
 @contextlib.contextmanager
@@ -27,7 +26,7 @@ def composite_operations(modules: Iterable[nn.Module]) -> Iterator[None]:
         hold("no checkpointing", without_checkpointing)
         if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
             hold("no cuDNN", lambda: torch.backends.cudnn.flags(enabled=False))
-        if any(_normalises_weights(module) for module in modules):
+        if any(may_normalise_weights(module) for module in modules):
             stack.enter_context(_ComposedWeightNorm())
         yield
 
@@ -43,18 +42,17 @@ def without_encoder_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _normalises_weights(module: nn.Module) -> bool:
-    hooks = module._forward_pre_hooks.values()
-    return isinstance(module, _WeightNorm) or any(isinstance(hook, WeightNorm) for hook in hooks)
-
-
 class _ComposedWeightNorm(TorchFunctionMode):
     """g·v/‖v‖ from single operations: differentiating torch's fused one twice gives a matrix that is not symmetric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fused = fused_weight_norm()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch._weight_norm:
+        if func is self._fused:
             direction, length, *dim = args
             return direction * (length / torch.norm_except_dim(direction, 2, *dim))
         return func(*args, **(kwargs or {}))

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+
+from spiritlevel.inputs.torch_internals.forward_mode import in_forward_mode
 
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
 
@@ -36,7 +37,7 @@ class QuickMaxPooling(TorchFunctionMode):
 
 def fast_max_pool(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the mode where it helps and is safe: on a CPU, where no derivative is taken in either direction."""
-    plain = device.type == "cpu" and not torch.is_grad_enabled() and forward_ad._current_level < 0
+    plain = device.type == "cpu" and not torch.is_grad_enabled() and not in_forward_mode()
     return QuickMaxPooling() if plain else contextlib.nullcontext()
 
 

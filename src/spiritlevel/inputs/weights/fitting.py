@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from spiritlevel.inputs.torch_internals.compiling import WRAPPED, network_inside
+from spiritlevel.inputs.torch_internals.modules import unsaved_buffers
 from spiritlevel.inputs.weights.safe_pickle import shown
 from spiritlevel.values.errors import UsageError
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
-_COMPILED = "_orig_mod."
+_COMPILED = f"{WRAPPED}."
+PREFIXES = ("module.", _COMPILED, "model.", "net.")
 # Nobody wraps a network so often; a name may be made of nothing but prefixes.
 _MOST_PREFIXES = 16
 
@@ -34,16 +36,17 @@ def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
     Wrappers are looked through, so the names are those of the network itself.
     """
-    while (inner := model._modules.get(_wrapped_name(model))) is not None:
+    while (inner := _wrapped(model)) is not None:
         model = inner
     saved: dict[str, Tensor] = {}
     unsaved: dict[str, Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = (path + "." if path else "").replace(_COMPILED, "")
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                hidden = name in module._non_persistent_buffers_set
-                (unsaved if hidden else saved)[prefix + name] = tensor
+        own = module.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        left_out = unsaved_buffers(module)
+        for name, tensor in (*own, *buffers):
+            (unsaved if name in left_out else saved)[prefix + name] = tensor
     for name, tensor in saved.items():
         if is_lazy(tensor) or tensor.is_meta:
             raise UsageError(
@@ -54,9 +57,8 @@ def own_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     return saved, unsaved
 
 
-def _wrapped_name(model: nn.Module) -> str:
-    """Return the name under which a wrapper keeps the network, which no other module uses."""
-    return "module" if isinstance(model, DataParallel | DistributedDataParallel) else "_orig_mod"
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    return model.module if isinstance(model, DataParallel | DistributedDataParallel) else network_inside(model)
 
 
 def fit_names(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor], unsaved: Mapping[str, Tensor]) -> Fit:
