@@ -38,13 +38,14 @@ def hostile_report(weights: str = HOSTILE, **header: Any) -> Report:
     return Report(
         estimates={**plain.estimates, f"m_{HOSTILE}": not_applicable(f"because {HOSTILE}")},
         per_layer={"hessian_trace": {f"layer{HOSTILE}": Estimate(1.0), f"=layer{HOSTILE}": not_applicable(HOSTILE)}},
-        header={
-            **plain.header,
-            **{name: f"{name} {HOSTILE}" for name in ("model", "data", "split", "loss_name", "mode", "dtype")},
-            "weights": weights,
-            "notes": [f"note {HOSTILE}"],
-            **header,
-        },
+        header=plain.header.with_facts(
+            {
+                **{name: f"{name} {HOSTILE}" for name in ("model", "data", "split", "loss_name", "mode", "dtype")},
+                "weights": weights,
+                "notes": [f"note {HOSTILE}"],
+                **header,
+            }
+        ),
         settings=plain.settings,
         titles={**plain.titles, f"m_{HOSTILE}": f"title {HOSTILE}", "hessian_trace": f"trace {HOSTILE}"},
     )
@@ -159,7 +160,7 @@ def test_a_name_that_is_no_utf8_loses_no_result(here: Path) -> None:
     command = ["measure", "digits_mlp", f"{name}.pt", "--data", "digits", "--samples", "60", "-m", "output_margin"]
     assert main([*command, "--json", f"{name}.json", "--per-sample", f"{name}.csv", "--html", f"{name}.html"]) == 0
     report = Report.load(f"{name}.json")
-    assert report.header["weights"] == "bad\\udcff.pt"
+    assert report.header.weights == "bad\\udcff.pt"
     text = Path(f"{name}.html").read_bytes().decode("utf-8")
     assert "bad\\udcff.pt" in text
 
@@ -227,8 +228,7 @@ def test_two_names_that_are_spelt_alike_both_stay() -> None:
 
 
 def test_a_name_in_an_image_is_no_formula(here: Path) -> None:
-    spectrum = made_spectrum()
-    spectrum.header["model"] = "a$\\frac{$b\x1b"
+    spectrum = made_spectrum().described(model="a$\\frac{$b\x1b")
     spectrum.figure("s.svg")
     assert Path("s.svg").stat().st_size > 1000
 

@@ -13,6 +13,7 @@ import torch
 
 from spiritlevel.results import Report, collect, load_reports, schema
 from spiritlevel.results.collecting import save_reports
+from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import at_least, how_text, plain, with_error
 from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
@@ -43,7 +44,7 @@ def make_report(**header: Any) -> Report:
         },
         per_neuron={"rho": {"0": [1.0, math.nan]}},
         per_sample={"output_margin": torch.tensor([1.0, 2.0, math.inf])},
-        header={**head, **header},
+        header=Header.of({**head, **header}),
         settings={"hessian_trace": {"probes": 3}},
         titles={"hessian_trace": "trace of the Hessian"},
     )
@@ -268,7 +269,7 @@ def test_to_pandas_has_a_row_for_each_level() -> None:
 def test_collect_joins_files_into_one_long_table(tmp_path: Path) -> None:
     make_report().save(tmp_path / "a.json")
     save_reports([make_report(weights="b.pt"), make_report(weights="c.pt")], tmp_path / "b.json")
-    assert [report.header["weights"] for report in load_reports(tmp_path / "b.json")] == ["b.pt", "c.pt"]
+    assert [report.header.weights for report in load_reports(tmp_path / "b.json")] == ["b.pt", "c.pt"]
     with pytest.raises(UsageError, match="several reports"):
         Report.load(tmp_path / "b.json")
     table = collect([tmp_path / "a.json", tmp_path / "b.json"])

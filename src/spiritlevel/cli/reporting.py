@@ -70,7 +70,7 @@ def _show(found: Labelled, failed: Failed, layers: bool) -> None:
         screen.print(Text(for_terminal(label)))
         for table in layer_tables(report):
             screen.print(table)
-    for text in dict.fromkeys(line for report in labelled.values() for line in report.header.get("notes") or ()):
+    for text in dict.fromkeys(line for report in labelled.values() for line in report.header.notes):
         note(text)
 
 
@@ -96,7 +96,7 @@ def _write_page(
 
 def _labels(found: Labelled) -> list[str]:
     """Return the weights files as labels, or the report files where those do not tell the reports apart."""
-    weights = [report.header.get("weights") or report.header.get("model") or file for file, report in found]
+    weights = [report.header.weights or report.header.model or file for file, report in found]
     if len(set(weights)) == len(weights):
         return shared_prefix_removed(weights)
     files = [file for file, _ in found]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
+from spiritlevel.page.content import Content, of_audit, of_comparison, of_reports, of_spectrum, rate_of
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.collecting import Failure, load_saved
@@ -46,8 +46,8 @@ def together(results: Sequence[Result], learning_rate: float | None = None) -> C
     comparisons = [result for result in results if isinstance(result, Comparison)]
     if len(comparisons) > 1 or (comparisons and reports):
         raise UsageError("a page holds one comparison, or reports beside each other; give one file with a comparison")
-    audits = {label_of(result.base.header): result for result in results if isinstance(result, Audit)}
-    spectra = {label_of(result.header): result for result in results if isinstance(result, Spectrum)}
+    audits = {result.base.header.label: result for result in results if isinstance(result, Audit)}
+    spectra = {result.header.label: result for result in results if isinstance(result, Spectrum)}
     if comparisons:
         content = of_comparison(comparisons[0])
     elif reports:

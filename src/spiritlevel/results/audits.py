@@ -159,7 +159,7 @@ class Audit(Saved):
 
         parts: list[RenderableType] = [Text(line) for line in header_lines(self.base)]
         if self.copied_from:
-            parts.append(Text(f"Audited on a {self.base.header['dtype']} copy of the {self.copied_from} network."))
+            parts.append(Text(f"Audited on a {self.base.header.dtype} copy of the {self.copied_from} network."))
         parts += [Text(f"CONTRADICTION: {text}", style="bold red") for text in self.contradictions]
         parts.append(self._verdict_table())
         ranges = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in self.strengths.items())

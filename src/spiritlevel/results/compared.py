@@ -105,7 +105,7 @@ class Comparison(Saved):
         against = f"{labels[0]} against {labels[1]}" if len(labels) == 2 else " · ".join(labels)
         parts: list[RenderableType] = [Text(against, style="bold")]
         shared = dict.fromkeys(
-            f"{report.header.get('model') or 'network'} on {data_words(report)}" for report in self.reports.values()
+            f"{report.header.model or 'network'} on {data_words(report)}" for report in self.reports.values()
         )
         parts += [Text(line) for line in shared]
         parts += [Text(line, style="bold yellow") for line in self.headings if line not in self.reading]
@@ -157,14 +157,14 @@ class Comparison(Saved):
 
     def _state(self) -> list[tuple[str, list[str]]]:
         heads = {label: report.header for label, report in self.reports.items()}
-        lines = [("loss", [plain(head.get("loss"), 3) for head in heads.values()])]
-        if any(head.get("accuracy") is not None for head in heads.values()):
-            lines.append(("accuracy", [percent(head.get("accuracy")) for head in heads.values()]))
+        lines = [("loss", [plain(head.loss, 3) for head in heads.values()])]
+        if any(head.accuracy is not None for head in heads.values()):
+            lines.append(("accuracy", [percent(head.accuracy) for head in heads.values()]))
         for key, words in (("loss", "test loss"), ("accuracy", "test accuracy")):
             if any(entry.get(key) is not None for entry in self.test.values()):
                 show = percent if key == "accuracy" else (lambda value: plain(value, 3))
                 lines.append((words, [show(self.test.get(label, {}).get(key)) for label in heads]))
-        lines.append(("gradient norm", [plain(head.get("gradient_norm"), 2) for head in heads.values()]))
+        lines.append(("gradient norm", [plain(head.gradient_norm, 2) for head in heads.values()]))
         for key, words in (("median", "output margin, median"), ("skewness", "output margin, skewness")):
             if self.margins:
                 lines.append((words, [plain(self.margins[label].summary.get(key), 3) for label in heads]))

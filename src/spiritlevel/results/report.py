@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.results import frames, records, webpage
+from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.saving import Saved, read_record, undamaged
 from spiritlevel.values.cleaning import for_terminal
 from spiritlevel.values.errors import UsageError, near_names
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Saved, Mapping[str, Estimate]):
+class Report(Headed, Saved, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
     ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
@@ -34,7 +35,7 @@ class Report(Saved, Mapping[str, Estimate]):
     per_layer: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     per_neuron: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     per_sample: dict[str, Tensor] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Header = field(default_factory=Header)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
 
@@ -53,23 +54,22 @@ class Report(Saved, Mapping[str, Estimate]):
     @property
     def loss(self) -> float:
         """The mean loss over the data."""
-        value = self.header.get("loss")
-        return math.nan if value is None else float(value)
+        return math.nan if self.header.loss is None else float(self.header.loss)
 
     @property
     def accuracy(self) -> float | None:
         """The share of samples classified right, None where that has no meaning."""
-        return self.header.get("accuracy")
+        return self.header.accuracy
 
     @property
     def gradient_norm(self) -> float | None:
         """The length of the mean gradient: small against its noise at a minimum."""
-        return self.header.get("gradient_norm")
+        return self.header.gradient_norm
 
     @property
     def fingerprint(self) -> str:
         """A hash of the data: reports with the same one were measured on the same samples."""
-        return self.header.get("fingerprint") or ""
+        return self.header.fingerprint or ""
 
     @property
     def ok(self) -> bool:
@@ -95,7 +95,7 @@ class Report(Saved, Mapping[str, Estimate]):
 
     def __repr__(self) -> str:
         names = ", ".join(self.estimates)
-        return for_terminal(f"<Report of {self.header.get('model') or 'a network'}: {names}>")
+        return for_terminal(f"<Report of {self.header.model or 'a network'}: {names}>")
 
     def _repr_html_(self) -> str:
         return webpage.fragment(self)
@@ -145,7 +145,7 @@ class Report(Saved, Mapping[str, Estimate]):
         """Return the report as plain JSON values, in the published layout."""
         return {
             "schema_version": records.SCHEMA_VERSION,
-            "header": records.as_json({**dict.fromkeys(records.HEADER_FIELDS), **self.header}),
+            "header": self.header.record(),
             "settings": records.as_json(self.settings),
             "titles": dict(self.titles),
             "measures": {name: records.estimate_record(e) for name, e in self.estimates.items()},
@@ -175,7 +175,7 @@ class Report(Saved, Mapping[str, Estimate]):
                     name: torch.tensor(_floats(values), dtype=torch.float64)
                     for name, values in record["samples"].items()
                 },
-                header=record["header"],
+                header=Header.of(record["header"]),
                 settings=record["settings"],
                 titles=record.get("titles", {}),
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.results import Report
+from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_volume
 from spiritlevel.results.records import as_json, estimate_record, read_estimate
 from spiritlevel.results.saving import Saved, read_record, reading
@@ -35,6 +36,7 @@ TITLES = {
 }
 _ESTIMATES = ("eigenvalue_max", "eigenvalue_min", "trace", "frobenius_squared")
 _TENSORS = ("nodes", "weights", "residuals", "top_values", "top_residuals")
+_OF_A_COMMAND = ("weights", "data", "split", "trained", "wall_time")
 _COUNTED = ("counted_nodes", "counted_weights")
 
 
@@ -53,7 +55,7 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class Spectrum(Saved):
+class Spectrum(Headed, Saved):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 
     operator: str
@@ -71,7 +73,7 @@ class Spectrum(Saved):
     classes: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Header = field(default_factory=Header)
     # (K, m + d) nodes and weights with d outliers counted instead of sampled, some weights negative: the density's.
     counted_nodes: Tensor | None = None
     counted_weights: Tensor | None = None
@@ -254,16 +256,22 @@ class Spectrum(Saved):
             **{name: as_json(getattr(self, name)) for name in (*_TENSORS, *_COUNTED)},
             "settings": as_json(self.settings),
             "plan": as_json(self.plan),
-            "header": as_json(self.header),
+            "header": self._header_record(),
         }
+
+    def _header_record(self) -> dict[str, Any]:
+        """Return the header without what only a command knows, where none was given, and without a time."""
+        unknown = ("wall_time",) if self.header.data is not None else _OF_A_COMMAND
+        return {name: value for name, value in self.header.record().items() if value is not None or name not in unknown}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
         """Return a spectrum that was saved."""
         record = read_record(path, "spectrum")
-        plain = ("operator", "size", "classes", "rounding", "settings", "plan", "header")
+        plain = ("operator", "size", "classes", "rounding", "settings", "plan")
         with reading(record, "spectrum", str(path)):
             parts: dict[str, Any] = {name: record[name] for name in plain}
+            parts["header"] = Header.of(record["header"])
             parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
             parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
             known = [name for name in _COUNTED if record.get(name) is not None]
