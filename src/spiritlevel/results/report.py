@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from spiritlevel.results import frames, records, webpage
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
-from spiritlevel.results.saving import Saved, read_record, undamaged
+from spiritlevel.results.saving import undamaged
 from spiritlevel.values.cleaning import for_terminal
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Headed, Saved, Mapping[str, Estimate]):
+class Report(Headed, ResultBase, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
     ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
@@ -31,6 +31,7 @@ class Report(Headed, Saved, Mapping[str, Estimate]):
     ``settings`` holds all settings of each measure; ``titles`` names measures and layer quantities in words.
     """
 
+    kind: ClassVar[str] = "report"
     estimates: dict[str, Estimate]
     per_layer: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     per_neuron: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -88,29 +89,12 @@ class Report(Headed, Saved, Mapping[str, Estimate]):
 
         return terminal.report_table(self, layers=layers, notes=notes)
 
-    def __str__(self) -> str:
-        from spiritlevel.results import terminal
-
-        return terminal.as_text(self.table())
-
     def __repr__(self) -> str:
         names = ", ".join(self.estimates)
         return for_terminal(f"<Report of {self.header.model or 'a network'}: {names}>")
 
     def _repr_html_(self) -> str:
         return webpage.fragment(self)
-
-    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the report as one self-contained page; ``learning_rate`` draws the line 2/lr."""
-        from spiritlevel import page
-
-        page.write(page.of_reports(self, learning_rate), path)
-
-    def figure(self, name: str) -> Any:
-        """Return one of the page's figures as an Altair chart, such as "layer_shares"; a wrong name lists them all."""
-        from spiritlevel import page
-
-        return page.figure(page.of_reports(self), name)
 
     # --- for other programs ----------------------------------------------------------------------------------------
 
@@ -158,32 +142,30 @@ class Report(Headed, Saved, Mapping[str, Estimate]):
         }
 
     @classmethod
-    def from_record(cls, record: Any, source: str = "the record") -> Report:
-        """Return the report of a record that ``record()`` or a file gave; ``source`` names it in a refusal."""
+    def from_record(cls, record: Any, source: str = "the record") -> Self:
+        """Return the report of a record; files of reports name no kind, and may hold several."""
         records.check_record(record, source)
         if "reports" in record:
             raise UsageError(f"{source} holds several reports; read them with load_reports or collect")
         with undamaged("report", source):
-            return cls(
-                estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
-                per_layer={
-                    quantity: {layer: records.read_estimate(entry) for layer, entry in layers.items()}
-                    for quantity, layers in record["layers"].items()
-                },
-                per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
-                per_sample={
-                    name: torch.tensor(_floats(values), dtype=torch.float64)
-                    for name, values in record["samples"].items()
-                },
-                header=Header.of(record["header"]),
-                settings=record["settings"],
-                titles=record.get("titles", {}),
-            )
+            return cls._read(record, source)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Return the report that ``save`` wrote."""
-        return cls.from_record(read_record(path, "report"), str(path))
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
+        return cls(
+            estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
+            per_layer={
+                quantity: {layer: records.read_estimate(entry) for layer, entry in layers.items()}
+                for quantity, layers in record["layers"].items()
+            },
+            per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
+            per_sample={
+                name: torch.tensor(_floats(values), dtype=torch.float64) for name, values in record["samples"].items()
+            },
+            header=Header.of(record["header"]),
+            settings=record["settings"],
+            titles=record.get("titles", {}),
+        )
 
 
 def _floats(values: list[float | None]) -> list[float]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from spiritlevel.results import Report
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_volume
-from spiritlevel.results.records import as_json, estimate_record, read_estimate
-from spiritlevel.results.saving import Saved, read_record, reading
+from spiritlevel.results.records import SCHEMA_VERSION, as_json, estimate_record, read_estimate
 from spiritlevel.values.cleaning import Cleaned
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate, not_applicable
@@ -22,7 +22,6 @@ from spiritlevel.values.estimate import Estimate, not_applicable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA_VERSION = 1
 # An eigenvalue stands apart from the bulk where the next one is smaller by this factor.
 SMALLEST_GAP = 1.5
 OUTLIER_SHARE = 0.01  # of the largest eigenvalue, below which none is an outlier
@@ -55,9 +54,10 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class Spectrum(Headed, Saved):
+class Spectrum(Headed, ResultBase):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 
+    kind: ClassVar[str] = "spectrum"
     operator: str
     size: int  # order P of the matrix
     eigenvalue_max: Estimate
@@ -223,28 +223,18 @@ class Spectrum(Headed, Saved):
         ]
         return Cleaned(Group(self.report().table(layers=False, notes=notes), *(Text(line) for line in lines)))
 
-    def __str__(self) -> str:
-        from spiritlevel.results.terminal import as_text
-
-        return as_text(self.table())
-
-    def figure(self, path: str | os.PathLike[str]) -> None:
+    # A spectrum's own figure is an image with matplotlib, written where it is asked for.
+    def figure(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]
         """Write the stem of Ritz values and the smoothed density as an image."""
         from spiritlevel.page.spectrum_figure import write_figure
 
         write_figure(self, path)
 
-    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the spectrum as one self-contained page; ``learning_rate`` draws the line 2/lr."""
-        from spiritlevel import page
-
-        page.write(page.of_spectrum(self, learning_rate), path)
-
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "kind": "spectrum",
+            "kind": self.kind,
             "operator": self.operator,
             "size": self.size,
             "classes": self.classes,
@@ -265,15 +255,12 @@ class Spectrum(Headed, Saved):
         return {name: value for name, value in self.header.record().items() if value is not None or name not in unknown}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        """Return a spectrum that was saved."""
-        record = read_record(path, "spectrum")
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
         plain = ("operator", "size", "classes", "rounding", "settings", "plan")
-        with reading(record, "spectrum", str(path)):
-            parts: dict[str, Any] = {name: record[name] for name in plain}
-            parts["header"] = Header.of(record["header"])
-            parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
-            parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
-            known = [name for name in _COUNTED if record.get(name) is not None]
-            parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in known})
-            return cls(**parts)
+        parts: dict[str, Any] = {name: record[name] for name in plain}
+        parts["header"] = Header.of(record["header"])
+        parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
+        parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
+        known = [name for name in _COUNTED if record.get(name) is not None]
+        parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in known})
+        return cls(**parts)
