@@ -234,5 +234,9 @@ def test_a_name_in_an_image_is_no_formula(here: Path) -> None:
 
 
 def test_the_piece_of_html_for_notebooks() -> None:
-    shown = hostile_report()._repr_html_()
-    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\u202e\ud800-\udfff]", shown)
+    one, two = hostile_report(), hostile_report(f"two{HOSTILE}")
+    compared = compare({"<b>a</b>": one, "b": two})
+    for result in (one, compared, Audit(verdicts={}, base=one, strengths={}), made_spectrum()):
+        shown = result._repr_html_()
+        assert "<b>" not in shown
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\u202e\ud800-\udfff]", shown)

@@ -12,9 +12,13 @@ import pytest
 import torch
 
 from spiritlevel.results import Report, collect, load_reports, schema
+from spiritlevel.results.audits import Audit
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.collecting import save_reports
+from spiritlevel.results.compared import Comparison
 from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import at_least, how_text, plain, with_error
+from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -292,3 +296,25 @@ def test_labels_lose_only_the_folder_they_share() -> None:
 )
 def test_a_factor_that_must_suffice_is_rounded_up(value: float, digits: int, shown: str) -> None:
     assert at_least(value, digits) == shown
+
+
+def test_a_header_is_built_once_and_keeps_what_it_does_not_know(tmp_path: Path) -> None:
+    report = make_report(epoch=3, notes=["one"], layers=["0", "2"], house="ours")
+    with pytest.raises(AttributeError):
+        report.header.loss = 0.0  # type: ignore[misc]
+    more = report.described(weights="b.pt", learning_rate=0.1)
+    assert (report.header.weights, more.header.weights, more.header.epoch) == ("runs/a.pt", "b.pt", 3)
+    more.save(tmp_path / "b.json")
+    again = Report.load(tmp_path / "b.json").header
+    assert again == more.header
+    assert (again.notes, again.layers, again.other) == (("one",), ("0", "2"), {"house": "ours"})
+    record = json.loads((tmp_path / "b.json").read_text())["header"]
+    assert (record["house"], record["wall_time"], record["layers"]) == ("ours", None, ["0", "2"])
+    assert "identity" not in record  # what few ever say is left out
+
+
+@pytest.mark.parametrize("kind", [Report, Comparison, Audit, Spectrum])
+def test_results_share_one_base(kind: type[ResultBase]) -> None:
+    own = {"save", "load", "html", "__str__"} & vars(kind).keys()
+    assert issubclass(kind, ResultBase)
+    assert not own

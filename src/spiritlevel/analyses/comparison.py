@@ -90,7 +90,9 @@ def compare(
         seed=seed,
         problems=problems,
         by_group=measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance),
-        check=Check(problems, reports, chosen, values, strengths, search, dtype, seed, tolerance),
+        check=Check(
+            problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
+        ),
         test=_tested(problems, test),
     )
 

@@ -95,15 +95,17 @@ class _Search:
             if reached is not None:
                 t, after = reached
                 best = Reversal(
-                    self.side.label,
-                    kind,
-                    directions[i].layers,
-                    math.exp(t),
-                    self.value.value,
-                    after,
-                    self.other.value,
-                    {self.side.equivalents.shown(name): values for name, values in directions[i].factors(t).items()},
-                    self.spent,
+                    network=self.side.label,
+                    kind=kind,
+                    layers=directions[i].layers,
+                    factor=math.exp(t),
+                    before=self.value.value,
+                    after=after,
+                    other=self.other.value,
+                    factors={
+                        self.side.equivalents.shown(name): values for name, values in directions[i].factors(t).items()
+                    },
+                    measurements=self.spent,
                 )
         return best
 

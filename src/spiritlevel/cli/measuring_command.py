@@ -30,7 +30,7 @@ from spiritlevel.values.cleaning import for_csv, for_terminal
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Where the results go and what is shown."""
 

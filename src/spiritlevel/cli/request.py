@@ -11,7 +11,7 @@ from typing import Any
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One measurement as asked for; None stands for what nobody said."""
 

@@ -132,7 +132,7 @@ class Section:
     opened: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class First:
     """The first screen: who, how, the answer, the facts, what fell short, the figure and the table."""
 

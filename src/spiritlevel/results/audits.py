@@ -113,7 +113,7 @@ class Sweep:
     accuracies: list[float | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit(ResultBase):
     """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare."""
 

@@ -66,7 +66,7 @@ class Margins:
     counts: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 

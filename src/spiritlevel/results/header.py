@@ -9,7 +9,7 @@ from typing import Any, Self
 from spiritlevel.results.records import as_json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Header:
     """What was measured, on what and how; None stands for what nobody said.
 

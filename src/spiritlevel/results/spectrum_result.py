@@ -53,7 +53,7 @@ class Outliers:
     counts: tuple[int, ...]  # every probe's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spectrum(Headed, ResultBase):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 

@@ -140,7 +140,17 @@ def top_eigenpairs(
             allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
         return residuals <= allowed
 
-    search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
+    search = _Search(
+        matvec,
+        size,
+        k,
+        which,
+        limit=min(limit, size),
+        dtype=dtype,
+        device=torch.device(device),
+        basis_device=basis_device,
+        seed=seed,
+    )
     search.expand(search.start_block(start, block))
     best = torch.full((k,), torch.inf, dtype=torch.float64)
     while True:
@@ -170,6 +180,7 @@ class _Search:
         size: int,
         k: int,
         which: Which,
+        *,
         limit: int,
         dtype: torch.dtype,
         device: torch.device,
