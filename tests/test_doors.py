@@ -20,7 +20,7 @@ from spiritlevel.cli import main
 from spiritlevel.lab import nets
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
-from spiritlevel.values.cleaning import for_csv, for_page, for_terminal
+from spiritlevel.values.cleaning import for_csv, for_page, for_terminal, lines_for_terminal
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Estimate, not_applicable
 
@@ -53,7 +53,7 @@ def hostile_report(weights: str = HOSTILE, **header: Any) -> Report:
 
 def test_the_three_doors() -> None:
     assert for_terminal("a\x1b[31mb\n\u202e") == "a\\x1b[31mb\\x0a\\u202e"
-    assert for_terminal("two\nlines\x07", lines=True) == "two\nlines\\x07"
+    assert lines_for_terminal("two\nlines\x07") == "two\nlines\\x07"
     assert for_page("x\x00y\u2066z\U000e0041") == "x\\x00y\\u2066z\\U000e0041"
     for text in ("κτ, ρ ± 0.1 × 10³ — “é” 🙂", "naïve\u00a0layer", ""):
         assert for_terminal(text) == for_page(text) == for_csv(text) == text

@@ -54,7 +54,7 @@ def show_reports(
                 raise UsageError("--csv writes rows of reports, and none of these files is one; leave it out")
             return 0
         if csv_file is not None:
-            _write_rows(found, failed, csv_file, layers)
+            _write_rows(found, failed, csv_file, "layer" if layers else "network")
         _show(found, failed, layers)
     return 0
 
@@ -105,9 +105,8 @@ def _labels(found: Labelled) -> list[str]:
     return [f"{position + 1}: {label}" for position, label in enumerate(weights)]
 
 
-def _write_rows(found: Labelled, failed: Failed, path: str, layers: bool) -> None:
-    """Write one row a report and measure, or with layers a report, quantity and layer (pandas is not needed)."""
-    level = "layer" if layers else "network"
+def _write_rows(found: Labelled, failed: Failed, path: str, level: str) -> None:
+    """Write one row a report and measure, or of level "layer" a report, quantity and layer (pandas is not needed)."""
     rows = [row for file, report in found for row in frames.long_rows(file, report, level)]
     rows += [
         {"file": file, "weights": failure.weights, "status": "not_measured", "reason": failure.reason}

@@ -169,11 +169,11 @@ def _meaning_of_signs(reports: Mapping[str, Report]) -> list[str]:
     return [", ".join(said)] if said else []
 
 
-def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str, *, signs: bool = True) -> Text:
+def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str) -> Text:
     if estimate is None:
         return Text(MISSING)
     text = value_text(estimate)
-    if signs and text != MISSING:
+    if text != MISSING:
         text = _BOUND_SIGN.get(estimate.how, "") + text
     return Text(f"{text} {footnotes.mark(estimate, subject)}".rstrip())
 
