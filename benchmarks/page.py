@@ -18,6 +18,7 @@ import torch
 from spiritlevel import page
 from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.results import Report
+from spiritlevel.results.header import Header
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate
 
@@ -50,7 +51,7 @@ def report_of(samples: int) -> Report:
         estimates={name: Estimate(float(i + 1), verified=True) for i, name in enumerate(DEFAULT)},
         per_layer={"hessian_trace": layers, "normalized_sharpness": layers},
         per_sample={name: torch.from_numpy(values) for name, values in columns.items()},
-        header={"model": "made up", "samples": samples, "samples_total": samples, "loss": 0.1},
+        header=Header(model="made up", samples=samples, samples_total=samples, loss=0.1),
         titles={name: MEASURES[name].title for name in DEFAULT},
     )
 

@@ -16,6 +16,7 @@ from spiritlevel.lab import datasets
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit, Sweep, Trial, Verdict
+from spiritlevel.results.header import Header
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.estimate import Estimate
 
@@ -51,7 +52,7 @@ def made_report(scale: float = 1.0, *, error: float = 0.0, layers: bool = True, 
     return Report(
         estimates=estimates,
         per_layer=per_layer if layers else {},
-        header={**HEADER, **header},
+        header=Header.of({**HEADER, **header}),
         settings={name: dict(MEASURES[name].settings) for name in values},
         titles={name: MEASURES[name].title for name in values},
     )
@@ -139,5 +140,5 @@ def made_spectrum(largest: float = 2.0, interval: tuple[float, float] = (1.9, 2.
         top_residuals=torch.tensor([1e-6], dtype=torch.float64),
         rounding=1e-15,
         classes=10,
-        header={"model": "mlp", "loss": 0.1},
+        header=Header(model="mlp", loss=0.1),
     )

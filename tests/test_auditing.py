@@ -181,12 +181,12 @@ def test_float32_networks_are_audited_on_a_float64_copy_that_is_said() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     problem = opened(model, (x.float(), y))
     audit = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=("extreme",), alphas=())
-    assert audit.base.header["dtype"] == "float64"
+    assert audit.base.header.dtype == "float64"
     assert "Audited on a float64 copy of the float32 network." in str(audit)
     assert audit.verdict("rho_sum", "neuron_rescaling") == "invariant"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     own = sl.audit(problem, ["rho_sum"], strengths=("usual",), alphas=(), dtype=None)
-    assert own.base.header["dtype"] == "float32"
+    assert own.base.header.dtype == "float32"
     assert own.verdict("rho_sum", "neuron_rescaling") == "invariant"
 
 

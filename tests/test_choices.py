@@ -92,7 +92,7 @@ def test_both_answers_give_the_number_they_name() -> None:
     for loss in ("same_token", SameToken()):
         same = opened(model, (ids, ids), loss)
         assert same.survey.loss == pytest.approx(unshifted, rel=1e-12)
-        assert sl.measure(same, names).header["loss_name"] == "same_token"
+        assert sl.measure(same, names).header.loss_name == "same_token"
         assert float(Dense(same).ggn.trace()) != pytest.approx(float(Dense(following).ggn.trace()), rel=0.05)
 
 
@@ -201,7 +201,7 @@ def test_a_function_of_three_entries_with_the_usual_forward_says_what_the_model_
     x, _, y = sequences()
     assert problem.survey.loss == pytest.approx(float(F.cross_entropy(pooled()(x), y).detach()), rel=1e-12)
     report = sl.measure(problem, "output_margin")
-    assert any("3 entries, of which the model is given the first" in note for note in report.header["notes"])
+    assert any("3 entries, of which the model is given the first" in note for note in report.header.notes)
     assert report["output_margin"].status == "not_applicable"
 
 
@@ -271,7 +271,7 @@ def test_which_of_several_outputs_was_taken_is_stated(name: str) -> None:
     make, layer, words = STATED[name]
     problem = several(make)
     report = sl.measure(problem, "hessian_trace")
-    assert sum(words in note for note in report.header["notes"]) == 1
+    assert sum(words in note for note in report.header.notes) == 1
     x, y = next(problem.source.read())
     expected = F.cross_entropy(getattr(problem.model, layer)(x), y)
     assert report.loss == pytest.approx(float(expected.detach()), rel=1e-12)

@@ -236,7 +236,7 @@ def test_a_glob_of_five_checkpoints_has_a_row_each(run: Run, here: Path) -> None
     assert ran.code == 0
     assert all(sum(f"epoch{epoch}.pt" in line for line in ran.out.splitlines()) == 1 for epoch in range(5))
     reports = load_reports("all.json")
-    assert [report.header["weights"] for report in reports] == [str(file) for file in files]
+    assert [report.header.weights for report in reports] == [str(file) for file in files]
     assert len({report["output_margin"].value for report in reports}) == 5
     assert len({report.fingerprint for report in reports}) == 1
     assert np.load(here / "epoch3.npz")["output_margin"].shape == (40,)
@@ -588,7 +588,7 @@ def test_finished_work_is_kept_when_a_later_file_fails(run: Run, weights: Path, 
     assert ran.code == 1
     assert "cut.pt" in ran.sentence
     assert "net.pt" in ran.out
-    assert [report.header["weights"] for report in load_reports("all.json")] == ["net.pt"]
+    assert [report.header.weights for report in load_reports("all.json")] == ["net.pt"]
 
 
 def test_an_interruption_keeps_finished_work(

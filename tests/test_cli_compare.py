@@ -46,7 +46,7 @@ def test_compare_checkpoints(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert "test accuracy" in shown
     found = Comparison.load(target)
     assert found.labels == ["small.pt", "large.pt"]
-    assert found.reports["small.pt"].header["weights"] == files[0]
+    assert found.reports["small.pt"].header.weights == files[0]
     # The two files were loaded into one network in turn; each kept its own numbers.
     assert found.reports["small.pt"].loss != found.reports["large.pt"].loss
     assert found.rows["hessian_trace"].holding.kind in ("reversible", "undecided")

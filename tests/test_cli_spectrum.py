@@ -35,8 +35,8 @@ def test_table_json_and_figure(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "all 2 probes together" in shown.err  # the plan, before the run
     assert "Largest eigenvalue" not in shown.err
     found = Spectrum.load(folder / "s.json")
-    assert found.header["weights"] == "weights.pt"
-    assert found.header["samples"] == 40
+    assert found.header.weights == "weights.pt"
+    assert found.header.samples == 40
     assert found.nodes.shape == (2, 4)
     assert found.classes == 10
     assert (folder / "s.png").stat().st_size > 5000

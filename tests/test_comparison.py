@@ -16,6 +16,7 @@ from spiritlevel.analyses.sample_groups import on_samples
 from spiritlevel.lab import datasets, nets, training
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison
+from spiritlevel.results.header import Header
 from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.statistics import paired_intervals
 
@@ -243,7 +244,7 @@ def report(label: str, values: dict[str, Estimate], **header: object) -> Report:
         "model": "net", "weights": label, "fingerprint": "abc", "loss_name": "cross_entropy", "mode": "eval",
         "dtype": "float64", "samples": 100, "loss": 0.1, "at_minimum": True, "trained": True, **header,
     }  # fmt: skip
-    return Report(estimates=values, header=head)
+    return Report(estimates=values, header=Header.of(head))
 
 
 def pair(b: float = 2.0, stderr: float = 0.0, **header: object) -> dict[str, Report]:

@@ -179,8 +179,8 @@ def test_samples_are_stratified_drawn_once_and_kept(model: nn.Module) -> None:
     first, again = ([b.content[0] for b in problem.batches()] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again))
     report = sl.measure(problem, ["hessian_trace", "output_margin"])
-    assert report.header["samples"] == 20
-    assert report.header["samples_total"] == 100
+    assert report.header.samples == 20
+    assert report.header.samples_total == 100
 
 
 def test_the_draw_is_a_matter_of_the_seed_alone(model: nn.Module) -> None:

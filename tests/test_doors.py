@@ -20,7 +20,7 @@ from spiritlevel.cli import main
 from spiritlevel.lab import nets
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
-from spiritlevel.values.cleaning import for_csv, for_page, for_terminal
+from spiritlevel.values.cleaning import for_csv, for_page, for_terminal, lines_for_terminal
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Estimate, not_applicable
 
@@ -38,13 +38,14 @@ def hostile_report(weights: str = HOSTILE, **header: Any) -> Report:
     return Report(
         estimates={**plain.estimates, f"m_{HOSTILE}": not_applicable(f"because {HOSTILE}")},
         per_layer={"hessian_trace": {f"layer{HOSTILE}": Estimate(1.0), f"=layer{HOSTILE}": not_applicable(HOSTILE)}},
-        header={
-            **plain.header,
-            **{name: f"{name} {HOSTILE}" for name in ("model", "data", "split", "loss_name", "mode", "dtype")},
-            "weights": weights,
-            "notes": [f"note {HOSTILE}"],
-            **header,
-        },
+        header=plain.header.with_facts(
+            {
+                **{name: f"{name} {HOSTILE}" for name in ("model", "data", "split", "loss_name", "mode", "dtype")},
+                "weights": weights,
+                "notes": [f"note {HOSTILE}"],
+                **header,
+            }
+        ),
         settings=plain.settings,
         titles={**plain.titles, f"m_{HOSTILE}": f"title {HOSTILE}", "hessian_trace": f"trace {HOSTILE}"},
     )
@@ -52,7 +53,7 @@ def hostile_report(weights: str = HOSTILE, **header: Any) -> Report:
 
 def test_the_three_doors() -> None:
     assert for_terminal("a\x1b[31mb\n\u202e") == "a\\x1b[31mb\\x0a\\u202e"
-    assert for_terminal("two\nlines\x07", lines=True) == "two\nlines\\x07"
+    assert lines_for_terminal("two\nlines\x07") == "two\nlines\\x07"
     assert for_page("x\x00y\u2066z\U000e0041") == "x\\x00y\\u2066z\\U000e0041"
     for text in ("κτ, ρ ± 0.1 × 10³ — “é” 🙂", "naïve\u00a0layer", ""):
         assert for_terminal(text) == for_page(text) == for_csv(text) == text
@@ -159,7 +160,7 @@ def test_a_name_that_is_no_utf8_loses_no_result(here: Path) -> None:
     command = ["measure", "digits_mlp", f"{name}.pt", "--data", "digits", "--samples", "60", "-m", "output_margin"]
     assert main([*command, "--json", f"{name}.json", "--per-sample", f"{name}.csv", "--html", f"{name}.html"]) == 0
     report = Report.load(f"{name}.json")
-    assert report.header["weights"] == "bad\\udcff.pt"
+    assert report.header.weights == "bad\\udcff.pt"
     text = Path(f"{name}.html").read_bytes().decode("utf-8")
     assert "bad\\udcff.pt" in text
 
@@ -227,12 +228,15 @@ def test_two_names_that_are_spelt_alike_both_stay() -> None:
 
 
 def test_a_name_in_an_image_is_no_formula(here: Path) -> None:
-    spectrum = made_spectrum()
-    spectrum.header["model"] = "a$\\frac{$b\x1b"
+    spectrum = made_spectrum().described(model="a$\\frac{$b\x1b")
     spectrum.figure("s.svg")
     assert Path("s.svg").stat().st_size > 1000
 
 
 def test_the_piece_of_html_for_notebooks() -> None:
-    shown = hostile_report()._repr_html_()
-    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\u202e\ud800-\udfff]", shown)
+    one, two = hostile_report(), hostile_report(f"two{HOSTILE}")
+    compared = compare({"<b>a</b>": one, "b": two})
+    for result in (one, compared, Audit(verdicts={}, base=one, strengths={}), made_spectrum()):
+        shown = result._repr_html_()
+        assert "<b>" not in shown
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\u202e\ud800-\udfff]", shown)

@@ -82,7 +82,8 @@ def test_the_header_does_not_depend_on_which_measures_run(data: Data) -> None:
         for names in (["weight_norm"], ["hessian_trace"], ["hessian_trace", "fisher_rao_diagonal"])
     ]
     for key in ("loss", "accuracy", "fingerprint", "gradient_norm", "gradient_noise", "at_minimum"):
-        assert len({f"{h[key]:.10g}" if isinstance(h[key], float) else h[key] for h in headers}) == 1, key
+        said = [getattr(header, key) for header in headers]
+        assert len({f"{value:.10g}" if isinstance(value, float) else value for value in said}) == 1, key
 
 
 def test_a_shared_sweep_is_counted_with_the_first_measure_that_needs_it(data: Data) -> None:

@@ -98,7 +98,7 @@ def assert_equal_reports(turned: Body, plain: Body, measures: Any) -> None:
     for name in exact & expected.per_layer.keys():
         for layer, own in expected.per_layer[name].items():
             assert found.per_layer[name][layer].value == pytest.approx(own.value, rel=1e-7), (name, layer)
-    assert not any("Read as matrices" in note for note in found.header["notes"])
+    assert not any("Read as matrices" in note for note in found.header.notes)
 
 
 @pytest.mark.parametrize(("make", "positions"), [(Conv1D, False), (Conv1D, True), (Turned, True)])
@@ -192,7 +192,7 @@ def test_a_layer_that_only_looks_like_one_keeps_its_rows(name: str) -> None:
     model = nn.Sequential(layer, nn.ReLU(), nn.Linear(len(layer.weight), 3)).double()
     x, y = body_data()
     found = sl.measure(Problem(model, (x[:, 0], y)), ["rho_sum", "kappa_tau_sum"])
-    said = any("Read as matrices" in note and "0.weight" in note for note in found.header["notes"])
+    said = any("Read as matrices" in note and "0.weight" in note for note in found.header.notes)
     assert said == (not name.endswith("outputs_first"))
     if name.endswith("outputs_first"):
         plain = nn.Linear(4, len(layer.weight)).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ ROOT = Path(spiritlevel.__file__).parent
 # From the bottom up, as the linter's contract in pyproject.toml has them.
 ROOMS = ["values", "results", "inputs", "engine", "measures", "analyses", "page", "lab", "compat", "cli"]
 MOST_LINES = 400
+MOST_IN_ORDER = 8  # arguments that a call may give without naming them
 
 LOAD_ALONE = """
 import importlib, pkgutil, sys
@@ -59,6 +61,17 @@ def test_reading_a_saved_result_loads_no_engine() -> None:
 def test_no_file_is_longer_than_one_idea() -> None:
     long = {str(path.relative_to(ROOT)): count for path in ROOT.rglob("*.py") if (count := _lines(path)) > MOST_LINES}
     assert not long
+
+
+def test_no_function_takes_nine_arguments_in_order() -> None:
+    functions = [
+        (path.relative_to(ROOT), node)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    own = {f"{path}:{node.name}": [a.arg for a in node.args.posonlyargs + node.args.args] for path, node in functions}
+    assert not [place for place, names in own.items() if len([n for n in names if n != "self"]) > MOST_IN_ORDER]
 
 
 def _lines(path: Path) -> int:

@@ -18,6 +18,7 @@ import torch
 from spiritlevel.cli import main
 from spiritlevel.lab import nets
 from spiritlevel.results import Report
+from spiritlevel.results.header import Header
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Estimate
@@ -48,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     np.savez("d.npz", x=rng.normal(size=(60, 1, 8, 8)).astype("float32"), y=rng.integers(0, 10, 60))
     for number in (0, 1):
         torch.save(nets.build("digits_mlp", seed=number).state_dict(), f"e{number}.pt")
-    Report({"output_margin": Estimate(1.0)}, header={"seed": 0}).save("earlier.json")
+    Report({"output_margin": Estimate(1.0)}, header=Header(seed=0)).save("earlier.json")
     os.mkdir("folder")
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
@@ -199,7 +200,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(here: Path) -> None:
     Report({}).save("dangling.json")
     assert os.readlink("dangling.json") == "not_yet.json"
     assert not Path("not_yet.json").is_symlink()
-    assert Report.load("not_yet.json").header["seed"] is None
+    assert Report.load("not_yet.json").header.seed is None
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
@@ -234,7 +235,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(here: Path, err
 def test_a_long_name_that_is_possible_is_written(here: Path) -> None:
     name = "r" * 250 + ".json"
     Report({}).save(name)
-    assert Report.load(name).header["seed"] is None
+    assert Report.load(name).header.seed is None
     with pytest.raises(SpiritlevelError):
         Report({}).save("r" * 300 + ".json")
 

@@ -530,9 +530,9 @@ def test_transformers_with_dict_batches(kind: str) -> None:
     assert report["ggn_trace"].value == pytest.approx(float(dense.ggn.trace()), rel=1e-8)
     low, high = report["hessian_top_eigenvalue"].interval
     assert low <= float(torch.linalg.eigvalsh(dense.hessian)[-1]) <= high
-    exact = report.header["exact_layers"]
+    exact = report.header.exact_layers
     # The tied embedding of the GPT serves as head and input; the ViT's head and last normalisation are linear.
-    assert exact == (["norm"] if kind == "gpt" else ["norm", "head"])
+    assert exact == (("norm",) if kind == "gpt" else ("norm", "head"))
 
 
 def test_padded_encoders_of_torch_are_measured() -> None:
@@ -593,7 +593,7 @@ def test_measures_finished_before_an_interruption_are_kept() -> None:
         sl.measure(problem, ["weight_norm", interrupted, "hessian_trace"])
     report = stopped.value.report  # type: ignore[attr-defined]
     assert list(report) == ["weight_norm"]
-    assert "Interrupted after 1 of 3 measures." in report.header["notes"]
+    assert "Interrupted after 1 of 3 measures." in report.header.notes
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(10**9, 256), (1000, 128)])

@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from spiritlevel.results import Report, collect, load_reports, schema
+from spiritlevel.results.audits import Audit
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.collecting import save_reports
+from spiritlevel.results.compared import Comparison
+from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import at_least, how_text, plain, with_error
+from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.results.terminal import as_text, rows_table
 from spiritlevel.results.wording import UNTRAINED, shared_prefix_removed
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -43,7 +48,7 @@ def make_report(**header: Any) -> Report:
         },
         per_neuron={"rho": {"0": [1.0, math.nan]}},
         per_sample={"output_margin": torch.tensor([1.0, 2.0, math.inf])},
-        header={**head, **header},
+        header=Header.of({**head, **header}),
         settings={"hessian_trace": {"probes": 3}},
         titles={"hessian_trace": "trace of the Hessian"},
     )
@@ -268,7 +273,7 @@ def test_to_pandas_has_a_row_for_each_level() -> None:
 def test_collect_joins_files_into_one_long_table(tmp_path: Path) -> None:
     make_report().save(tmp_path / "a.json")
     save_reports([make_report(weights="b.pt"), make_report(weights="c.pt")], tmp_path / "b.json")
-    assert [report.header["weights"] for report in load_reports(tmp_path / "b.json")] == ["b.pt", "c.pt"]
+    assert [report.header.weights for report in load_reports(tmp_path / "b.json")] == ["b.pt", "c.pt"]
     with pytest.raises(UsageError, match="several reports"):
         Report.load(tmp_path / "b.json")
     table = collect([tmp_path / "a.json", tmp_path / "b.json"])
@@ -291,3 +296,25 @@ def test_labels_lose_only_the_folder_they_share() -> None:
 )
 def test_a_factor_that_must_suffice_is_rounded_up(value: float, digits: int, shown: str) -> None:
     assert at_least(value, digits) == shown
+
+
+def test_a_header_is_built_once_and_keeps_what_it_does_not_know(tmp_path: Path) -> None:
+    report = make_report(epoch=3, notes=["one"], layers=["0", "2"], house="ours")
+    with pytest.raises(AttributeError):
+        report.header.loss = 0.0  # type: ignore[misc]
+    more = report.described(weights="b.pt", learning_rate=0.1)
+    assert (report.header.weights, more.header.weights, more.header.epoch) == ("runs/a.pt", "b.pt", 3)
+    more.save(tmp_path / "b.json")
+    again = Report.load(tmp_path / "b.json").header
+    assert again == more.header
+    assert (again.notes, again.layers, again.other) == (("one",), ("0", "2"), {"house": "ours"})
+    record = json.loads((tmp_path / "b.json").read_text())["header"]
+    assert (record["house"], record["wall_time"], record["layers"]) == ("ours", None, ["0", "2"])
+    assert "identity" not in record  # what few ever say is left out
+
+
+@pytest.mark.parametrize("kind", [Report, Comparison, Audit, Spectrum])
+def test_results_share_one_base(kind: type[ResultBase]) -> None:
+    own = {"save", "load", "html", "__str__"} & vars(kind).keys()
+    assert issubclass(kind, ResultBase)
+    assert not own

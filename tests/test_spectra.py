@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,19 @@ def test_outliers_are_counted_against_the_classes() -> None:
     residuals = torch.full_like(nodes, 1e-6)
     value = sl.Estimate(1.0)
     made = Spectrum(
-        "hessian", 7, value, value, value, value, nodes, weights, residuals, nodes[0], residuals[0], 1e-15, 3
+        operator="hessian",
+        size=7,
+        eigenvalue_max=value,
+        eigenvalue_min=value,
+        trace=value,
+        frobenius_squared=value,
+        nodes=nodes,
+        weights=weights,
+        residuals=residuals,
+        top_values=nodes[0],
+        top_residuals=residuals[0],
+        rounding=1e-15,
+        classes=3,
     )
     assert made.outliers.count == 3
     assert made.outliers.classes == 3
@@ -244,7 +257,7 @@ def test_outliers_are_counted_against_the_classes() -> None:
     assert made.outliers.counts == (3, 3, 3)
     bulk = nodes.clone()
     bulk[:] = torch.linspace(1, 1.2, 7)
-    even = Spectrum("hessian", 7, value, value, value, value, bulk, weights, residuals, bulk[0], residuals[0], 1e-15, 3)
+    even = replace(made, nodes=bulk, top_values=bulk[0])
     assert even.outliers.count == 0
 
 

@@ -379,10 +379,11 @@ def test_a_request_that_is_wrong_is_refused_once(run: Run) -> None:
 def test_text_of_many_reports_is_that_of_the_whole() -> None:
     from spiritlevel.results import Report
     from spiritlevel.results.collecting import Failure, several_text
+    from spiritlevel.results.header import Header
     from spiritlevel.results.records import strict_dumps
     from spiritlevel.values.estimate import Estimate
 
-    report = Report({"a": Estimate(1.5)}, header={"notes": ["line\nend\u2028\x85", "bad\udcff"]})
+    report = Report({"a": Estimate(1.5)}, header=Header(notes=("line\nend\u2028\x85", "bad\udcff")))
     text = strict_dumps(report.record())
     record = json.loads(text)
     several = {"schema_version": 1, "reports": [record, record]}

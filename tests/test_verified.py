@@ -339,7 +339,7 @@ def test_hooks_on_gradients_change_nothing_and_are_told(kind: str) -> None:
     report = right_or_refused(model, data, truth, batch_size=16)
     assert report is not None
     assert report["hessian_trace"].verified
-    assert any("ooks" in note for note in report.header["notes"]), report.header["notes"]
+    assert any("ooks" in note for note in report.header.notes), report.header.notes
     assert [dict(table or {}) for table in tables] == before
     problem = sl.Problem(model, data, batch_size=16)
     vector = torch.randn(problem.size, dtype=torch.float64)
@@ -400,8 +400,8 @@ def test_autocast_is_switched_off_and_told(autocast: tuple[str, nn.Module]) -> N
         assert report[name].value == pytest.approx(expected[name].value, rel=1e-6), name
         assert report[name].how == expected[name].how
     torch.testing.assert_close(product, sl.Problem(bare, data).hessian @ v, rtol=1e-5, atol=1e-7)
-    assert any("utocast" in note for note in report.header["notes"])
-    assert not any("utocast" in note for note in expected.header["notes"])
+    assert any("utocast" in note for note in report.header.notes)
+    assert not any("utocast" in note for note in expected.header.notes)
 
 
 # --- checkpointing, and a forward that writes to its weights ----------------------------------------------------------

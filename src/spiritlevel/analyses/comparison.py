@@ -27,6 +27,7 @@ from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.compared import Comparison, Holding, Margins, Row
 from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -81,7 +82,7 @@ def compare(
         for label, problem in problems.items()
     }
     for label, more in (headers or {}).items():
-        reports[label].header.update(more)
+        reports[label] = reports[label].described(**more)
     first = next(iter(reports.values()))
     rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
     return assemble(
@@ -90,7 +91,9 @@ def compare(
         seed=seed,
         problems=problems,
         by_group=measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance),
-        check=Check(problems, reports, chosen, values, strengths, search, dtype, seed, tolerance),
+        check=Check(
+            problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
+        ),
         test=_tested(problems, test),
     )
 
@@ -246,8 +249,7 @@ def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) ->
 
 
 def _own_label(item: Any) -> str:
-    head = getattr(item, "header", {})
-    return str(head.get("weights") or head.get("model") or "network")
+    return item.header.label if isinstance(item, Report) else Header().label
 
 
 def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
@@ -257,7 +259,7 @@ def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
 def _check_same_data(problems: Mapping[str, OpenProblem]) -> None:
     """Refuse other data or another loss before any measure is computed."""
     heads = {
-        label: {"fingerprint": p.survey.fingerprint, "loss_name": p.loss.name, "samples": p.survey.count}
+        label: Header(fingerprint=p.survey.fingerprint, loss_name=p.loss.name, samples=p.survey.count)
         for label, p in problems.items()
     }
     _refuse_different_heads(heads)
@@ -267,31 +269,31 @@ def _refuse_different(reports: Mapping[str, Report]) -> None:
     _refuse_different_heads({label: report.header for label, report in reports.items()})
 
 
-def _refuse_different_heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_different_heads(heads: Mapping[str, Header]) -> None:
     first, *others = heads
     for other in others:
         a, b = heads[first], heads[other]
-        if not a.get("fingerprint") or a.get("fingerprint") != b.get("fingerprint"):
-            marks = " and ".join(str(head.get("fingerprint") or "none") for head in (a, b))
+        if not a.fingerprint or a.fingerprint != b.fingerprint:
+            marks = " and ".join(str(head.fingerprint or "none") for head in (a, b))
             raise UsageError(
                 f"{first} and {other} were measured on different data (fingerprints {marks}), whose numbers are never "
                 "paired; measure both on the same samples"
             )
-        if a.get("loss_name") != b.get("loss_name"):
+        if a.loss_name != b.loss_name:
             raise UsageError(
-                f"{first} was measured with the loss {a.get('loss_name')} and {other} with {b.get('loss_name')}, which "
+                f"{first} was measured with the loss {a.loss_name} and {other} with {b.loss_name}, which "
                 "cannot be compared; measure both with the same loss"
             )
-        if a.get("mode") != b.get("mode"):
+        if a.mode != b.mode:
             raise UsageError(
-                f"{first} was measured in {a.get('mode')} mode and {other} in {b.get('mode')} mode, which are "
+                f"{first} was measured in {a.mode} mode and {other} in {b.mode} mode, which are "
                 "different functions; measure both in the same mode"
             )
 
 
 def _untrained(reports: Mapping[str, Report]) -> str:
     """Return what must be said before any number where a network was never trained."""
-    untrained = [label for label, report in reports.items() if report.header.get("trained") is False]
+    untrained = [label for label, report in reports.items() if report.header.trained is False]
     if not untrained:
         return ""
     are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
@@ -303,10 +305,8 @@ def _off_minimum(reports: Mapping[str, Report]) -> dict[str, str]:
     lines = {}
     for label, report in reports.items():
         head = report.header
-        if head.get("at_minimum") is False and head.get("trained") is not False:
-            size = (
-                f"gradient norm {plain(head.get('gradient_norm'), 2)}, its noise {plain(head.get('gradient_noise'), 2)}"
-            )
+        if head.at_minimum is False and head.trained is not False:
+            size = f"gradient norm {plain(head.gradient_norm, 2)}, its noise {plain(head.gradient_noise, 2)}"
             lines[label] = f"{label} is not at a minimum ({size}), so its numbers are the curvature of a slope."
     return lines
 

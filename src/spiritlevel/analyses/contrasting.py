@@ -82,7 +82,7 @@ def _error_used(estimate: Estimate, over_samples: OverSamples) -> float:
 
 def _residual(estimate: Estimate, report: Report) -> float:
     """Return what is certain only to within: the certificate, rounding, and the slack of a search for a bound."""
-    dtype = getattr(torch, str(report.header.get("dtype")), torch.float32)
+    dtype = getattr(torch, str(report.header.dtype), torch.float32)
     share = ROUNDING.get(dtype, ROUNDING[torch.float32])
     if estimate.how in ("lower_bound", "upper_bound"):
         share += BOUND_SHARE

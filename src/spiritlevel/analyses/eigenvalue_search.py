@@ -21,7 +21,7 @@ from spiritlevel.values.estimate import Status
 NEGLIGIBLE = 1e-5  # residual against the norm below which nobody asks how it compares with the eigenvalue itself
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Eigenvalues:
     """Extreme eigenpairs with the residuals that certify them.
 

@@ -24,6 +24,7 @@ from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forw
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.values.errors import SpiritlevelError
 
+Change = Callable[[nn.Module, Any, Symmetries], nn.Module]
 EXAMPLE_SAMPLES = 64  # outputs are proven equal on so many samples, and the mean loss then on all of them
 # Relative change of the mean loss and of its largest samples that rounding explains, by dtype.
 LOSS_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -95,18 +96,19 @@ class Equivalents:
 
     def outputs_scaled(self, alpha: float) -> OpenProblem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
-        return self._with(lambda net, x, found: scale_output(net, x, alpha, found=found), keeps_loss=False)
+        return self._changed(lambda net, x, found: scale_output(net, x, alpha, found=found))
 
-    def _with(
-        self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True
-    ) -> OpenProblem:
+    def _with(self, change: Change) -> OpenProblem:
+        """Return the problem after a change that keeps the function, proven by every sample's loss."""
+        result = self._changed(change)
+        _prove_loss(self.problem, result)
+        return result
+
+    def _changed(self, change: Change) -> OpenProblem:
         changed = change(self.network, self.example, self.found)
         inner = changed.model if self._wrapped else changed
         assert isinstance(inner, nn.Module)
-        result = self.problem.on_network(inner)
-        if keeps_loss:
-            _prove_loss(self.problem, result)
-        return result
+        return self.problem.on_network(inner)
 
 
 def _copied(problem: OpenProblem, dtype: torch.dtype | None) -> nn.Module:

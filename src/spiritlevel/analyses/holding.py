@@ -33,6 +33,7 @@ class Check:
         chosen: list[Measure],
         settings: dict[str, Any],
         strengths: Strengths,
+        *,
         search: bool,
         dtype: str | torch.dtype | None,
         seed: int,

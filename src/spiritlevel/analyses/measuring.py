@@ -22,6 +22,7 @@ from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
+from spiritlevel.results.header import Header
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
@@ -126,10 +127,10 @@ def measure(
                 results[own.name] = run_measure(own, bench, values[own.name])
         except KeyboardInterrupt:
             interrupted = True
-    header = header_of(target, bench, seed, gradient)
-    header["wall_time"] = time.perf_counter() - start
+    header = replace(header_of(target, bench, seed, gradient), wall_time=time.perf_counter() - start)
     if interrupted:
-        header["notes"].append(f"Interrupted after {len(results)} of {len(chosen)} measures.")
+        said = f"Interrupted after {len(results)} of {len(chosen)} measures."
+        header = replace(header, notes=(*header.notes, said))
     report = _assemble(results, chosen, values, header)
     if interrupted:
         raise MeasuringInterrupted(report)
@@ -181,7 +182,7 @@ def _as_result(measure: Measure, found: Any) -> Result:
 
 
 def _assemble(
-    results: dict[str, Result], chosen: list[Measure], settings: dict[str, dict[str, Any]], header: dict[str, Any]
+    results: dict[str, Result], chosen: list[Measure], settings: dict[str, dict[str, Any]], header: Header
 ) -> Report:
     per_layer: dict[str, dict[str, Estimate]] = {}
     per_neuron: dict[str, dict[str, list[float]]] = {}
@@ -201,33 +202,33 @@ def _assemble(
     )
 
 
-def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
+def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> Header:
     """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
     survey = problem.survey
     exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
-    return {
-        "model": type(problem.model).__name__,
-        "samples": survey.count,
-        "samples_total": problem.source.drawn_from or survey.count,
-        "loss_name": problem.loss.name,
-        "loss": survey.loss,
-        "accuracy": survey.accuracy,
-        "gradient_norm": gradient.norm,
-        "gradient_noise": gradient.noise,
-        "at_minimum": gradient.at_minimum,
-        "seed": seed,
-        "data_seed": problem.seed,
-        "fingerprint": survey.fingerprint,
-        "mode": problem.mode,
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "device": str(problem.device),
-        "parameters": problem.size,
-        "layers": list(problem.layers),
-        "exact_layers": None if exact is None else [name for name, is_exact in exact.items() if is_exact],
-        "versions": versions(),
-        "passes": dict(problem.spent),
-        "notes": list(problem.notes),
-    }
+    return Header(
+        model=type(problem.model).__name__,
+        samples=survey.count,
+        samples_total=problem.source.drawn_from or survey.count,
+        loss_name=problem.loss.name,
+        loss=survey.loss,
+        accuracy=survey.accuracy,
+        gradient_norm=gradient.norm,
+        gradient_noise=gradient.noise,
+        at_minimum=gradient.at_minimum,
+        seed=seed,
+        data_seed=problem.seed,
+        fingerprint=survey.fingerprint,
+        mode=problem.mode,
+        dtype=str(problem.dtype).removeprefix("torch."),
+        device=str(problem.device),
+        parameters=problem.size,
+        layers=tuple(problem.layers),
+        exact_layers=None if exact is None else tuple(name for name, is_exact in exact.items() if is_exact),
+        versions=versions(),
+        passes=dict(problem.spent),
+        notes=tuple(problem.notes),
+    )
 
 
 def versions() -> dict[str, str]:

@@ -91,19 +91,24 @@ class _Search:
             limit = math.log(best.factor) if best is not None else math.log(LARGEST_FACTOR)
             if size is None or (surrogate.exact and size >= limit) or self.spent >= MOST_MEASUREMENTS:
                 continue
-            reached = self._confirmed(directions[i], size, limit, surrogate.exact, first=best is None)
+            if surrogate.exact:
+                reached = self._just_beyond(directions[i], size, limit)
+            else:
+                reached = self._narrowed(directions[i], size, limit, first=best is None)
             if reached is not None:
                 t, after = reached
                 best = Reversal(
-                    self.side.label,
-                    kind,
-                    directions[i].layers,
-                    math.exp(t),
-                    self.value.value,
-                    after,
-                    self.other.value,
-                    {self.side.equivalents.shown(name): values for name, values in directions[i].factors(t).items()},
-                    self.spent,
+                    network=self.side.label,
+                    kind=kind,
+                    layers=directions[i].layers,
+                    factor=math.exp(t),
+                    before=self.value.value,
+                    after=after,
+                    other=self.other.value,
+                    factors={
+                        self.side.equivalents.shown(name): values for name, values in directions[i].factors(t).items()
+                    },
+                    measurements=self.spent,
                 )
         return best
 
@@ -169,18 +174,17 @@ class _Search:
             low, high = (low, middle) if beyond(middle) else (middle, high)
         return high
 
-    def _confirmed(
-        self, direction: Direction, size: float | None, limit: float, exact: bool, *, first: bool
-    ) -> tuple[float, float] | None:
+    def _just_beyond(self, direction: Direction, size: float, limit: float) -> tuple[float, float] | None:
+        """Measure a little beyond a crossing that is known exactly, itself a tie; None where the order stays."""
+        for step in (1e-4, 1e-3, 1e-2):
+            if size + step < limit:
+                after = self._flipped(direction, size + step)
+                if after is not None:
+                    return size + step, after
+        return None
+
+    def _narrowed(self, direction: Direction, size: float, limit: float, *, first: bool) -> tuple[float, float] | None:
         """Measure until the ordering is seen to flip, then narrow the size down; None where it never flips."""
-        if exact and size is not None:
-            # The crossing itself is a tie: a little further the order is reversed.
-            for step in (1e-4, 1e-3, 1e-2):
-                if size + step < limit:
-                    after = self._flipped(direction, size + step)
-                    if after is not None:
-                        return size + step, after
-            return None
         low = 0.0
         high = min(1.02 * (size or math.log(2.0)), limit) if first else (1 - PRECISION) * limit
         after = self._flipped(direction, high)

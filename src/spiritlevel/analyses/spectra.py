@@ -24,7 +24,7 @@ from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results.quadrature import Quadrature
 from spiritlevel.results.spectrum_result import Spectrum
-from spiritlevel.values.cleaning import for_terminal
+from spiritlevel.values.cleaning import lines_for_terminal
 from spiritlevel.values.draws import Samples
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import Estimate
@@ -64,7 +64,7 @@ def spectrum(
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     plan = plan_spectrum(matrix, operator, probes, steps)
     if progress:
-        print(for_terminal(str(plan), lines=True), file=sys.stderr, flush=True)
+        print(lines_for_terminal(str(plan)), file=sys.stderr, flush=True)
     with show_progress(problem, progress), problem.session():
         try:
             return _Run(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()

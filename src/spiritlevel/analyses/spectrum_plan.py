@@ -17,7 +17,7 @@ WORK_VECTORS = 8
 FLOAT64_BYTES = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpectrumPlan:
     """Memory and passes of a Lanczos run, with what was chosen so that it fits."""
 

@@ -52,6 +52,7 @@ def _root(
 
 @app.command("measure")
 def measure_command(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -120,7 +121,21 @@ def measure_command(
     checked = request_of(given)
     from spiritlevel.cli.measuring_command import Outputs, run
 
-    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate, config))
+    return run(
+        checked,
+        Outputs(
+            json=json,
+            per_sample=per_sample,
+            layers=layers,
+            quiet=quiet,
+            strict=strict,
+            dry_run=dry_run,
+            like=like,
+            html=html,
+            learning_rate=learning_rate,
+            config=config,
+        ),
+    )
 
 
 app.command("audit")(audit_command(measure_command))

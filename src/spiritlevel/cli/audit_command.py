@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -71,14 +72,7 @@ def run_audit(options: dict[str, Any]) -> int:
         tolerance=request.tolerance,
         progress=not quiet,
     )
-    found.base.header.update(
-        model=subject.named.name,
-        weights=weights or subject.named.weights,
-        data=subject.named.data.name,
-        split=subject.named.data.split,
-        trained=subject.trained,
-        request=request.record(),
-    )
+    found = replace(found, base=found.base.described(**subject.facts(weights)))
     if options.get("html") is not None:
         found.html(options["html"])
     if target == "-":
@@ -87,7 +81,7 @@ def run_audit(options: dict[str, Any]) -> int:
         if target is not None:
             found.save(target)
         console().print(found.table())
-    for text in [*(found.base.header.get("notes") or []), *subject.notes]:
+    for text in [*found.base.header.notes, *subject.notes]:
         note(text, quiet)
     for text in found.contradictions:
         note(f"spiritlevel: CONTRADICTION: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -63,8 +64,10 @@ def run_compare(options: dict[str, Any]) -> int:
         if networks is None:
             return DONE
         found, notes = networks
-    for report in found.reports.values() if options.get("learning_rate") is not None else ():
-        report.header["learning_rate"] = options["learning_rate"]
+    if options.get("learning_rate") is not None:
+        rate = options["learning_rate"]
+        reports = {label: report.described(learning_rate=rate) for label, report in found.reports.items()}
+        found = replace(found, reports=reports)
     if options.get("html") is not None:
         found.html(options["html"])
     return _shown(found, notes, options)
@@ -98,14 +101,7 @@ def _networks(options: dict[str, Any]) -> Any:
         problem = subject.problem(path)
         # The next file is loaded into the same network, so this one is kept as a copy.
         problems[label] = problem.on_network(copy.deepcopy(problem.model))
-        headers[label] = {
-            "model": subject.named.name,
-            "weights": path,
-            "data": subject.named.data.name,
-            "split": subject.named.data.split,
-            "trained": subject.trained,
-            "request": request.record(),
-        }
+        headers[label] = subject.facts(path)
         notes += subject.notes
     if options.get("dry_run"):
         show(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
@@ -143,7 +139,7 @@ def _shown(found: Any, notes: list[str], options: dict[str, Any]) -> int:
             found.save(target)
         console().print(found.table())
     quiet = bool(options.get("quiet"))
-    headers = [text for report in found.reports.values() for text in report.header.get("notes") or []]
+    headers = [text for report in found.reports.values() for text in report.header.notes]
     for text in dict.fromkeys([*headers, *notes]):
         note(text, quiet)
     bad = [(label, name) for label, report in found.reports.items() for name, e in report.items() if not e.ok]

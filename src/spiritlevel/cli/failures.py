@@ -84,10 +84,10 @@ def _fail(error: BaseException, message: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
-        from spiritlevel.values.cleaning import for_terminal
+        from spiritlevel.values.cleaning import lines_for_terminal
 
         with contextlib.suppress(OSError, ValueError):
-            print(for_terminal("".join(traceback.format_exception(error)), lines=True), file=sys.stderr, end="")
+            print(lines_for_terminal("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     return _say(message, code)
 
 

@@ -42,7 +42,7 @@ class Keeper:
             return 0
         self._identity = Identity(subject)
         earlier = [report for file in self._files() for report in _earlier(file)]
-        known = {(report.header.get("weights"), report.header.get("identity")): report for report in earlier}
+        known = {(report.header.weights, report.header.identity): report for report in earlier}
         for label, path in zip(self.labels, self.weights):
             identity = self._identity.of(path)
             found = known.get((stored(path), identity)) if identity else None
@@ -57,7 +57,7 @@ class Keeper:
     def finished(self, label: str, report: Report, identity: str) -> None:
         """Take in a finished report and save it."""
         if identity:
-            report.header["identity"] = identity
+            report = report.described(identity=identity)
         self.reports[label] = report
         self.changed(label)
         self.save()

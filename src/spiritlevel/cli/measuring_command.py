@@ -30,7 +30,7 @@ from spiritlevel.values.cleaning import for_csv, for_terminal
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Where the results go and what is shown."""
 
@@ -80,8 +80,8 @@ def _take_up(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
     """Begin where an earlier run of the same command ended, and say so."""
     others = keeper.take_up(subject)
     for label, report in keeper.reports.items():
-        if report.header.get("learning_rate") != outputs.learning_rate:
-            _note_rate(report, outputs)
+        if report.header.learning_rate != outputs.learning_rate:
+            keeper.reports[label] = report.described(learning_rate=outputs.learning_rate)
             keeper.changed(label)
         _write_samples(label, report, outputs)
     kept = len(keeper.reports)
@@ -117,8 +117,7 @@ def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
             keeper.failed(label, reason)
             note(f"not measured: {keeper.failures[label]}", outputs.quiet)
             continue
-        _note_rate(report, outputs)
-        keeper.finished(label, report, identity)
+        keeper.finished(label, report.described(learning_rate=outputs.learning_rate), identity)
         _write_samples(label, report, outputs)
 
 
@@ -127,8 +126,7 @@ def _after_interruption(keeper: Keeper, stop: KeyboardInterrupt, request: Reques
     finished = len(keeper.reports)
     if isinstance(stop, MeasuringInterrupted) and stop.report:
         label = next(label for label in keeper.labels if label not in keeper.reports and label not in keeper.failures)
-        _note_rate(stop.report, outputs)
-        keeper.reports[label] = stop.report
+        keeper.reports[label] = stop.report.described(learning_rate=outputs.learning_rate)
         keeper.changed(label)
         _write_samples(label, stop.report, outputs)
     also = ""
@@ -191,13 +189,6 @@ def _deliver(keeper: Keeper, request: Request, outputs: Outputs) -> None:
         for label, report in reports.items():
             if not report.per_sample:
                 save_samples(report, file_for(outputs.per_sample, label))  # which says what is missing
-
-
-def _note_rate(report: Report, outputs: Outputs) -> None:
-    if outputs.learning_rate is not None:
-        report.header["learning_rate"] = outputs.learning_rate
-    else:
-        report.header.pop("learning_rate", None)  # of an earlier command
 
 
 def _write_samples(label: str, report: Report, outputs: Outputs) -> None:
@@ -265,5 +256,5 @@ def _show(keeper: Keeper, request: Request, outputs: Outputs) -> None:
             screen.print(Text(for_terminal(label)))
             for table in layer_tables(report):
                 screen.print(table)
-    for text in dict.fromkeys(line for report in reports.values() for line in report.header["notes"]):
+    for text in dict.fromkeys(line for report in reports.values() for line in report.header.notes):
         note(text, outputs.quiet)

@@ -54,7 +54,7 @@ def show_reports(
                 raise UsageError("--csv writes rows of reports, and none of these files is one; leave it out")
             return 0
         if csv_file is not None:
-            _write_rows(found, failed, csv_file, layers)
+            _write_rows(found, failed, csv_file, "layer" if layers else "network")
         _show(found, failed, layers)
     return 0
 
@@ -70,7 +70,7 @@ def _show(found: Labelled, failed: Failed, layers: bool) -> None:
         screen.print(Text(for_terminal(label)))
         for table in layer_tables(report):
             screen.print(table)
-    for text in dict.fromkeys(line for report in labelled.values() for line in report.header.get("notes") or ()):
+    for text in dict.fromkeys(line for report in labelled.values() for line in report.header.notes):
         note(text)
 
 
@@ -96,7 +96,7 @@ def _write_page(
 
 def _labels(found: Labelled) -> list[str]:
     """Return the weights files as labels, or the report files where those do not tell the reports apart."""
-    weights = [report.header.get("weights") or report.header.get("model") or file for file, report in found]
+    weights = [report.header.weights or report.header.model or file for file, report in found]
     if len(set(weights)) == len(weights):
         return shared_prefix_removed(weights)
     files = [file for file, _ in found]
@@ -105,9 +105,8 @@ def _labels(found: Labelled) -> list[str]:
     return [f"{position + 1}: {label}" for position, label in enumerate(weights)]
 
 
-def _write_rows(found: Labelled, failed: Failed, path: str, layers: bool) -> None:
-    """Write one row a report and measure, or with layers a report, quantity and layer (pandas is not needed)."""
-    level = "layer" if layers else "network"
+def _write_rows(found: Labelled, failed: Failed, path: str, level: str) -> None:
+    """Write one row a report and measure, or of level "layer" a report, quantity and layer (pandas is not needed)."""
     rows = [row for file, report in found for row in frames.long_rows(file, report, level)]
     rows += [
         {"file": file, "weights": failure.weights, "status": "not_measured", "reason": failure.reason}

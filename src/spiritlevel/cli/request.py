@@ -11,7 +11,7 @@ from typing import Any
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One measurement as asked for; None stands for what nobody said."""
 
@@ -98,16 +98,16 @@ def from_report(path: str) -> Request:
 
     report = load_reports(path)[0]
     head = report.header
-    request = head.get("request") or {}
+    request = head.request or {}
     values = {name: request[name] for name in _LIKE if request.get(name) not in (None, [], {})}
     # A report made in Python has no request; its header says the same.
-    if head.get("samples") is not None and head.get("samples") != head.get("samples_total"):
-        values.setdefault("samples", head["samples"])
+    if head.samples is not None and head.samples != head.samples_total:
+        values.setdefault("samples", head.samples)
     for name in ("seed", "mode", "dtype"):
-        if head.get(name) is not None:
-            values.setdefault(name, head[name])
-    if head.get("loss_name") in NAMES:
-        values.setdefault("loss", head["loss_name"])
+        if getattr(head, name) is not None:
+            values.setdefault(name, getattr(head, name))
+    if head.loss_name in NAMES:
+        values.setdefault("loss", head.loss_name)
     values["measures"] = list(report)
     values["settings"] = report.settings
     return _from_values(values, f"--like {path}")

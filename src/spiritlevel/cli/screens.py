@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from spiritlevel.cli.standard_output import hush, writing
-from spiritlevel.values.cleaning import for_terminal
+from spiritlevel.values.cleaning import for_terminal, lines_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def console(stream: TextIO | None = None, pipe_width: int = PIPE_WIDTH) -> Conso
 def show(text: object) -> None:
     """Print lines of text to stdout; a reader that has gone, perhaps ``head``, has seen enough."""
     with writing():
-        print(for_terminal(str(text), lines=True))
+        print(lines_for_terminal(str(text)))
 
 
 def note(text: str, quiet: bool = False) -> None:

@@ -81,17 +81,11 @@ def run_spectrum(options: dict[str, Any]) -> int:
         progress=not quiet,
         **choices,
     )
-    found.header.update(
-        model=subject.named.name,
-        weights=weights or subject.named.weights,
-        data=subject.named.data.name,
-        split=subject.named.data.split,
-        trained=subject.trained,
-        notes=[*(found.header.get("notes") or []), *subject.notes],
-        request=request.record(),
+    found = found.described(
+        **subject.facts(weights),
+        notes=[*found.header.notes, *subject.notes],
+        learning_rate=options.get("learning_rate"),
     )
-    if options.get("learning_rate") is not None:
-        found.header["learning_rate"] = options["learning_rate"]
     if figure is not None:
         found.figure(figure)
     if options.get("html") is not None:
@@ -104,7 +98,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
         if target is not None:
             found.save(target)
         console().print(found.table(notes=False))
-    for text in found.header["notes"]:
+    for text in found.header.notes:
         note(text, quiet)
     if options.get("strict") and not found.ok:
         note("spiritlevel: a number of the spectrum is not ok, and --strict was given")

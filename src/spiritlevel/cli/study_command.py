@@ -44,6 +44,7 @@ def list_studies() -> list[tuple[str, str, str]]:
 
 @study.command("run")
 def run(
+    *,
     names: Names = None,
     all_studies: All = False,
     size: SizeOption = "smoke",

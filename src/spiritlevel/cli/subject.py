@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,21 +86,23 @@ class Subject:
                 progress=progress,
             )
         except MeasuringInterrupted as stop:
-            self._complete_header(stop.report, weights)
+            stop.report = self._described(stop.report, weights)
             raise
-        self._complete_header(report, weights)
-        return report
+        return self._described(report, weights)
 
-    def _complete_header(self, report: Report, weights: str | None) -> None:
-        report.header.update(
-            model=self.named.name,
-            weights=weights or self.named.weights,
-            data=self.named.data.name,
-            split=self.named.data.split,
-            trained=self.trained,
-            notes=[*(report.header.get("notes") or []), *self.notes],
-            request=self.request.record(),
-        )
+    def _described(self, report: Report, weights: str | None) -> Report:
+        return report.described(**self.facts(weights), notes=[*report.header.notes, *self.notes])
+
+    def facts(self, weights: str | None) -> dict[str, Any]:
+        """Return what a command knows of a network and a problem does not: what it is called and who asked for it."""
+        return {
+            "model": self.named.name,
+            "weights": weights or self.named.weights,
+            "data": self.named.data.name,
+            "split": self.named.data.split,
+            "trained": self.trained,
+            "request": self.request.record(),
+        }
 
 
 def targets_of(weights: tuple[str, ...]) -> list[str]:

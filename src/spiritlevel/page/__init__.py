@@ -2,6 +2,7 @@
 
 from spiritlevel.page.builder import figure, figures, html, save_figures, write
 from spiritlevel.page.content import Content, of_audit, of_comparison, of_reports, of_spectrum, of_studies
+from spiritlevel.page.loading import together
 
 __all__ = [
     "Content",
@@ -14,5 +15,6 @@ __all__ = [
     "of_spectrum",
     "of_studies",
     "save_figures",
+    "together",
     "write",
 ]

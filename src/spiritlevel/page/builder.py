@@ -97,7 +97,7 @@ def figure(content: Content, name: str) -> Any:
 def image(drawn: Figure, form: str) -> bytes:
     """Return a figure as PNG, SVG or PDF bytes, made without a browser."""
     converter, version = need("vl_convert"), embedding.grammar_version()
-    specification = drawn.chart(LIGHT, with_data=False).to_dict()
+    specification = drawn.without_data(LIGHT).to_dict()
     specification["datasets"] = {rows.name: rows.values for rows in drawn.data}
     if form == "svg":
         return converter.vegalite_to_svg(specification, vl_version=version).encode("utf-8")

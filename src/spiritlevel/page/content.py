@@ -128,12 +128,12 @@ def of_reports(
 ) -> Content:
     """Return the content of one report or of several."""
     if isinstance(reports, Report):
-        return Content({label_of(reports.header): reports}, learning_rate=rate_of([reports], learning_rate))
+        return Content({reports.header.label: reports}, learning_rate=rate_of([reports], learning_rate))
     if isinstance(reports, Mapping):
         labelled = dict(reports)
     else:
         found = list(reports)
-        labelled = dict(zip(distinct_labels([label_of(report.header) for report in found]), found))
+        labelled = dict(zip(distinct_labels([report.header.label for report in found]), found))
     if not labelled:
         raise UsageError("there is no report to make a page of; give at least one")
     return Content(labelled, learning_rate=rate_of(labelled.values(), learning_rate))
@@ -146,14 +146,14 @@ def of_comparison(comparison: Comparison) -> Content:
 
 def of_audit(audit: Audit) -> Content:
     """Return the content of an audit and of the report it began with."""
-    label = label_of(audit.base.header)
+    label = audit.base.header.label
     return Content({label: audit.base}, audits={label: audit})
 
 
 def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> Content:
     """Return the content of a spectrum."""
-    rate = learning_rate if learning_rate is not None else spectrum.header.get("learning_rate")
-    return Content(spectra={label_of(spectrum.header): spectrum}, learning_rate=_checked(rate))
+    rate = learning_rate if learning_rate is not None else spectrum.header.learning_rate
+    return Content(spectra={spectrum.header.label: spectrum}, learning_rate=_checked(rate))
 
 
 def of_studies(records: Iterable[StudyRecord]) -> Content:
@@ -165,7 +165,7 @@ def rate_of(reports: Iterable[Report], given: float | None = None) -> float | No
     """Return the learning rate that was given, or the one all reports name."""
     if given is not None:
         return _checked(given)
-    found = {report.header.get("learning_rate") for report in reports}
+    found = {report.header.learning_rate for report in reports}
     return _checked(found.pop()) if len(found) == 1 else None
 
 
@@ -175,11 +175,6 @@ def _checked(rate: Any) -> float | None:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
         raise UsageError(f"the learning rate must be a positive number, not {rate!r}")
     return float(rate)
-
-
-def label_of(header: Mapping[str, Any]) -> str:
-    """Return what tells a report apart for a reader: its weights file, or the network's name."""
-    return str(header.get("weights") or header.get("model") or "network")
 
 
 def distinct_labels(labels: list[str]) -> list[str]:

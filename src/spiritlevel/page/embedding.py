@@ -54,7 +54,7 @@ def hash_of(script: str) -> str:
 
 def compiled(figure: Figure) -> dict[str, Any]:
     """Return a figure's Vega specification without its data."""
-    specification = figure.chart(ON_PAGE, with_data=False).to_dict()
+    specification = figure.without_data(ON_PAGE).to_dict()
     # The compiler needs no rows; they are joined again on the page.
     specification["datasets"] = {rows.name: [] for rows in figure.data}
     found = need("vl_convert").vegalite_to_vega(specification, vl_version=grammar_version())

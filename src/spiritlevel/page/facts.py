@@ -15,12 +15,12 @@ def settings_line(reports: Iterable[Report]) -> str:
     lines = []
     for report in reports:
         head = report.header
-        facts = [str(head.get("model") or "network")]
-        if head.get("parameters") is not None:
-            facts[0] += f", {head['parameters']:,} parameters"
+        facts = [str(head.model or "network")]
+        if head.parameters is not None:
+            facts[0] += f", {head.parameters:,} parameters"
         facts.append(data_words(report))
-        if head.get("seed") is not None:
-            facts.append(f"seed {head['seed']}")
+        if head.seed is not None:
+            facts.append(f"seed {head.seed}")
         lines.append(" · ".join(facts).split(" · "))
     shared = [fact for fact in lines[0] if all(fact in line for line in lines)]
     return " · ".join(shared)
@@ -48,15 +48,15 @@ def facts(content: Content) -> list[tuple[str, str]]:
 
 
 def _gradient(report: Report) -> str:
-    return plain(report.gradient_norm, 2) + (" (not at a minimum)" if report.header.get("at_minimum") is False else "")
+    return plain(report.gradient_norm, 2) + (" (not at a minimum)" if report.header.at_minimum is False else "")
 
 
 def cost_words(reports: Iterable[Report]) -> str:
     """Return passes over the data and seconds, summed over the networks."""
     passes, seconds = 0.0, 0.0
     for report in reports:
-        passes += sum((report.header.get("passes") or {}).values())
-        seconds += report.header.get("wall_time") or 0.0
+        passes += sum((report.header.passes or {}).values())
+        seconds += report.header.wall_time or 0.0
     if not passes and not seconds:
         return ""
     return f"{passes:,.0f} passes over the data" + (f", {seconds:,.1f} s" if seconds else "")
@@ -84,6 +84,6 @@ def notes(content: Content) -> list[str]:
             extra = bound.get(estimate.how, "") if estimate.status == "budget_spent" else ""
             reason = f": {estimate.reason}" if estimate.reason else ""
             found[f"{name}{where} {what}{extra}{reason}"] = None
-        for line in report.header.get("notes") or []:
+        for line in report.header.notes:
             found[str(line)] = None
     return list(found)

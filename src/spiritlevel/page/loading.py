@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
+from spiritlevel.page.content import Content, of_audit, of_comparison, of_reports, of_spectrum, rate_of
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.collecting import Failure, load_saved
 from spiritlevel.results.compared import Comparison
 from spiritlevel.results.saving import read_record
@@ -30,32 +31,29 @@ def kind_of(path: Path) -> str:
 def load(path: Path) -> list[Result]:
     """Return the results in a file; only reports may be several, some of them failures."""
     kind = kind_of(path)
-    if kind == "comparison":
-        return [Comparison.load(path)]
-    if kind == "audit":
-        return [Audit.load(path)]
-    if kind == "spectrum":
-        return [Spectrum.load(path)]
+    for own in (Comparison, Audit, Spectrum):
+        if kind == own.kind:
+            return [own.load(path)]
     reports, failures = load_saved(path)
     return [*reports, *failures]
 
 
-def together(results: Sequence[Result], learning_rate: float | None = None) -> Content:
+def together(results: Sequence[ResultBase | Failure], learning_rate: float | None = None) -> Content:
     """Return the content of one page from results of several kinds; a comparison leads."""
     reports = [result for result in results if isinstance(result, Report)]
     comparisons = [result for result in results if isinstance(result, Comparison)]
     if len(comparisons) > 1 or (comparisons and reports):
         raise UsageError("a page holds one comparison, or reports beside each other; give one file with a comparison")
-    audits = {label_of(result.base.header): result for result in results if isinstance(result, Audit)}
-    spectra = {label_of(result.header): result for result in results if isinstance(result, Spectrum)}
+    audits = {result.base.header.label: result for result in results if isinstance(result, Audit)}
+    spectra = {result.header.label: result for result in results if isinstance(result, Spectrum)}
     if comparisons:
         content = of_comparison(comparisons[0])
     elif reports:
-        content = of_reports(reports[0] if len(reports) == 1 else reports)
+        content = of_reports(reports[0] if len(reports) == 1 else reports, learning_rate)
     elif audits:
         content = of_audit(next(iter(audits.values())))
     elif spectra:
-        content = of_spectrum(next(iter(spectra.values())))
+        content = of_spectrum(next(iter(spectra.values())), learning_rate)
     else:
         raise UsageError("there is nothing to make a page of; give a file saved with --json")
     rate = rate_of((), learning_rate) if learning_rate is not None else content.learning_rate

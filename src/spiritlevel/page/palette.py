@@ -11,7 +11,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
 SERIES = ("blue", "orange", "green", "purple", "sky", "black")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Palette:
     """The colours of one rendering."""
 

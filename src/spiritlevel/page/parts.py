@@ -35,17 +35,21 @@ class Figure:
     caption: str = ""
     least_width: int = 0  # where there is less room, the figure scrolls
 
-    def chart(self, palette: Palette, width: int = WIDTH, *, with_data: bool = True) -> Any:
+    def chart(self, palette: Palette, width: int = WIDTH) -> Any:
         """Return the Altair chart of its full size in the colours of a palette."""
+        drawn = self.without_data(palette, width)
+        return drawn.properties(datasets={rows.name: rows.values for rows in self.data})
+
+    def without_data(self, palette: Palette, width: int = WIDTH) -> Any:
+        """Return the same chart, which refers to its data by name and does not hold it."""
         from spiritlevel.page.extras import need
 
         alt = need("altair")
-        chart = (
+        return (
             self.draw(palette)
             .properties(width=width, height=self.height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
             .configure(**palette.config())
         )
-        return chart.properties(datasets={rows.name: rows.values for rows in self.data}) if with_data else chart
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Section:
     opened: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class First:
     """The first screen: who, how, the answer, the facts, what fell short, the figure and the table."""
 

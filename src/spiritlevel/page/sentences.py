@@ -21,9 +21,9 @@ def of_one(content: Content) -> Answer:
     """Return the answer of a page about one network: nothing about flat or sharp, which needs a second one."""
     report = content.first
     rest = layer_sentence(content, report) or value_sentence(content, report)
-    if report.header.get("trained") is False:
+    if report.header.trained is False:
         return UNTRAINED, rest
-    if report.header.get("at_minimum") is False:
+    if report.header.at_minimum is False:
         return not_at_minimum([report]), rest
     return rescaling_sentence(report), rest
 
@@ -44,7 +44,7 @@ def of_several(content: Content, places: Mapping[str, float] | None, unit: str) 
         for name in content.measures
         if name in first and name in last and first[name].status in MEASURED and last[name].status in MEASURED
     ][:2]
-    away = sum(report.header.get("at_minimum") is False for report in reports)
+    away = sum(report.header.at_minimum is False for report in reports)
     aside = f"; {away} of the {len(reports)} networks {'is' if away == 1 else 'are'} not at a minimum" if away else ""
     ends = {_lowered(content.title(name)): f"{value_text(first[name])} to {value_text(last[name])}" for name in shared}
     if not ends:
@@ -166,10 +166,10 @@ def _matrix(operator: str) -> str:
 def not_at_minimum(reports: list[Report]) -> str:
     """Say that a gradient is not small against its noise."""
     head = reports[0].header
-    noise = head.get("gradient_noise")
+    noise = head.gradient_noise
     against = f" against its noise {plain(noise, 2)}" if noise is not None else ""
     return (
-        f"Not at a minimum: the gradient norm {plain(head.get('gradient_norm'), 2)} is not small{against}, so these "
+        f"Not at a minimum: the gradient norm {plain(head.gradient_norm, 2)} is not small{against}, so these "
         "numbers describe a point on the way to one."
     )
 

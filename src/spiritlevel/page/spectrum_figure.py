@@ -80,7 +80,7 @@ def _draw_density(axes: Any, spectrum: Spectrum) -> None:
 def _title(spectrum: Spectrum) -> str:
     name = _NAMES.get(spectrum.operator, f"block of {spectrum.operator}")
     head = spectrum.header
-    where = f" · {for_page(str(head['model']))}" if head.get("model") else ""
+    where = f" · {for_page(str(head.model))}" if head.model else ""
     text = (
         f"Spectrum of the {for_page(name)}{where} · {len(spectrum.nodes)} probes × {spectrum.nodes.shape[1]} steps · "
         f"{spectrum.size:,} parameters"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from spiritlevel.results import Report, records
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.numerals import MISSING, plain
-from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate
@@ -114,10 +113,12 @@ class Sweep:
     accuracies: list[float | None]
 
 
-@dataclass(frozen=True)
-class Audit(Saved):
+@dataclass(frozen=True, kw_only=True)
+class Audit(ResultBase):
     """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare."""
 
+    kind: ClassVar[str] = "audit"
+    main_figure: ClassVar[str] = "audit"
     verdicts: dict[str, dict[str, Verdict]]
     base: Report
     strengths: dict[str, tuple[float, float]]
@@ -159,7 +160,7 @@ class Audit(Saved):
 
         parts: list[RenderableType] = [Text(line) for line in header_lines(self.base)]
         if self.copied_from:
-            parts.append(Text(f"Audited on a {self.base.header['dtype']} copy of the {self.copied_from} network."))
+            parts.append(Text(f"Audited on a {self.base.header.dtype} copy of the {self.copied_from} network."))
         parts += [Text(f"CONTRADICTION: {text}", style="bold red") for text in self.contradictions]
         parts.append(self._verdict_table())
         ranges = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in self.strengths.items())
@@ -174,11 +175,6 @@ class Audit(Saved):
             parts += [Text("One neuron's incoming weights divided, its outgoing ones multiplied"), self._neuron_table()]
         parts += [Text(line, style="dim") for line in self.notes]
         return Cleaned(Group(*parts))
-
-    def __str__(self) -> str:
-        from spiritlevel.results import terminal
-
-        return terminal.as_text(self.table())
 
     @property
     def notes(self) -> list[str]:
@@ -231,25 +227,13 @@ class Audit(Saved):
                     table.add_row(Text(for_terminal(layer)), words[quantity], *(plain(value, 4) for value in values))
         return table
 
-    def html(self, path: str | os.PathLike[str]) -> None:
-        """Write the audit as one self-contained page."""
-        from spiritlevel import page
-
-        page.write(page.of_audit(self), path)
-
-    def figure(self, name: str = "audit") -> Any:
-        """Return one of the page's figures as an Altair chart: the heat map "audit", "output_scaling" and others."""
-        from spiritlevel import page
-
-        return page.figure(page.of_audit(self), name)
-
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """Return the audit as plain JSON values."""
         return {
             "schema_version": records.SCHEMA_VERSION,
-            "kind": "audit",
+            "kind": self.kind,
             "base": self.base.record(),
             "strengths": records.as_json(self.strengths),
             "copied_from": self.copied_from,
@@ -267,29 +251,22 @@ class Audit(Saved):
         }
 
     @classmethod
-    def from_record(cls, record: Any, source: str = "the record") -> Audit:
-        """Return the audit of a record that ``record()`` or a file gave."""
-        with reading(record, "audit", source):
-            return cls(
-                verdicts={
-                    name: {symmetry: _read_verdict(name, symmetry, entry) for symmetry, entry in row.items()}
-                    for name, row in record["verdicts"].items()
-                },
-                base=Report.from_record(record["base"], source),
-                strengths={name: (low, high) for name, (low, high) in record["strengths"].items()},
-                sweep=None if record["sweep"] is None else _read_sweep(record["sweep"]),
-                one_neuron=record["one_neuron"],
-                found=record["found"],
-                left_alone=record["left_alone"],
-                untraced=record["untraced"],
-                refused=record["refused"],
-                copied_from=record["copied_from"],
-            )
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Audit:
-        """Return the audit that ``save`` wrote."""
-        return cls.from_record(read_record(path, "audit"), str(path))
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
+        return cls(
+            verdicts={
+                name: {symmetry: _read_verdict(name, symmetry, entry) for symmetry, entry in row.items()}
+                for name, row in record["verdicts"].items()
+            },
+            base=Report.from_record(record["base"], source),
+            strengths={name: (low, high) for name, (low, high) in record["strengths"].items()},
+            sweep=None if record["sweep"] is None else _read_sweep(record["sweep"]),
+            one_neuron=record["one_neuron"],
+            found=record["found"],
+            left_alone=record["left_alone"],
+            untraced=record["untraced"],
+            refused=record["refused"],
+            copied_from=record["copied_from"],
+        )
 
 
 def _new_table(*columns: str) -> Any:

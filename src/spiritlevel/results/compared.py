@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from spiritlevel.results import Report, records
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.contrasts import Contrast
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.reversals import Reversal
-from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import Footnotes, data_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.statistics import Interval
@@ -67,14 +66,16 @@ class Margins:
     counts: list[int]
 
 
-@dataclass(frozen=True)
-class Comparison(Saved):
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
     ``reading`` is the comparison in two sentences, ``headings`` what must be said before any number, ``agreement`` how
     many pairs of decided measures name the same network.
     """
 
+    kind: ClassVar[str] = "comparison"
+    main_figure: ClassVar[str] = "ratios"
     reports: dict[str, Report]
     rows: dict[str, Row]
     reading: list[str]
@@ -105,18 +106,13 @@ class Comparison(Saved):
         against = f"{labels[0]} against {labels[1]}" if len(labels) == 2 else " · ".join(labels)
         parts: list[RenderableType] = [Text(against, style="bold")]
         shared = dict.fromkeys(
-            f"{report.header.get('model') or 'network'} on {data_words(report)}" for report in self.reports.values()
+            f"{report.header.model or 'network'} on {data_words(report)}" for report in self.reports.values()
         )
         parts += [Text(line) for line in shared]
         parts += [Text(line, style="bold yellow") for line in self.headings if line not in self.reading]
         parts += [Text(" ".join(self.reading), style="bold"), *self._tables()]
         parts += [Text(line, style="dim") for line in self.notes]
         return Cleaned(Group(*parts))
-
-    def __str__(self) -> str:
-        from spiritlevel.results import terminal
-
-        return terminal.as_text(self.table())
 
     def __repr__(self) -> str:
         return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
@@ -157,14 +153,14 @@ class Comparison(Saved):
 
     def _state(self) -> list[tuple[str, list[str]]]:
         heads = {label: report.header for label, report in self.reports.items()}
-        lines = [("loss", [plain(head.get("loss"), 3) for head in heads.values()])]
-        if any(head.get("accuracy") is not None for head in heads.values()):
-            lines.append(("accuracy", [percent(head.get("accuracy")) for head in heads.values()]))
+        lines = [("loss", [plain(head.loss, 3) for head in heads.values()])]
+        if any(head.accuracy is not None for head in heads.values()):
+            lines.append(("accuracy", [percent(head.accuracy) for head in heads.values()]))
         for key, words in (("loss", "test loss"), ("accuracy", "test accuracy")):
             if any(entry.get(key) is not None for entry in self.test.values()):
                 show = percent if key == "accuracy" else (lambda value: plain(value, 3))
                 lines.append((words, [show(self.test.get(label, {}).get(key)) for label in heads]))
-        lines.append(("gradient norm", [plain(head.get("gradient_norm"), 2) for head in heads.values()]))
+        lines.append(("gradient norm", [plain(head.gradient_norm, 2) for head in heads.values()]))
         for key, words in (("median", "output margin, median"), ("skewness", "output margin, skewness")):
             if self.margins:
                 lines.append((words, [plain(self.margins[label].summary.get(key), 3) for label in heads]))
@@ -190,25 +186,13 @@ class Comparison(Saved):
             )
         return lines
 
-    def html(self, path: str | os.PathLike[str]) -> None:
-        """Write the comparison as one self-contained page."""
-        from spiritlevel import page
-
-        page.write(page.of_comparison(self), path)
-
-    def figure(self, name: str = "ratios") -> Any:
-        """Return one of the page's figures as an Altair chart; a wrong name lists them all."""
-        from spiritlevel import page
-
-        return page.figure(page.of_comparison(self), name)
-
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values."""
         return {
             "schema_version": records.SCHEMA_VERSION,
-            "kind": "comparison",
+            "kind": self.kind,
             "labels": self.labels,
             "reading": list(self.reading),
             "headings": list(self.headings),
@@ -224,25 +208,18 @@ class Comparison(Saved):
         }
 
     @classmethod
-    def from_record(cls, record: Any, source: str = "the record") -> Comparison:
-        """Return the comparison of a record that ``record()`` or a file gave."""
-        with reading(record, "comparison", source):
-            return cls(
-                reports={label: Report.from_record(part, source) for label, part in record["reports"].items()},
-                rows={name: _read_row(entry) for name, entry in record["rows"].items()},
-                reading=record["reading"],
-                headings=record["headings"],
-                notes=record["notes"],
-                agreement=record["agreement"],
-                margin_bins=record["margins"]["bins"],
-                margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
-                test=record["test"],
-            )
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Return the comparison that ``save`` wrote."""
-        return cls.from_record(read_record(path, "comparison"), str(path))
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
+        return cls(
+            reports={label: Report.from_record(part, source) for label, part in record["reports"].items()},
+            rows={name: _read_row(entry) for name, entry in record["rows"].items()},
+            reading=record["reading"],
+            headings=record["headings"],
+            notes=record["notes"],
+            agreement=record["agreement"],
+            margin_bins=record["margins"]["bins"],
+            margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
+            test=record["test"],
+        )
 
 
 def ratio_words(contrast: Contrast | None) -> str:

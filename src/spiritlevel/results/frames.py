@@ -61,7 +61,7 @@ def layer_rows(report: Report) -> list[dict[str, Any]]:
 
 def long_rows(file: str, report: Report, level: str) -> list[dict[str, Any]]:
     """Return the rows of one level, each with the file and what the report was taken on."""
-    context = {"file": file, **{column: report.header.get(name) for name, column in HEADER_COLUMNS.items()}}
+    context = {"file": file, **{column: getattr(report.header, name) for name, column in HEADER_COLUMNS.items()}}
     rows = network_rows(report) if level == "network" else layer_rows(report)
     return [{**context, **row} for row in rows]
 

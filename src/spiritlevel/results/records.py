@@ -20,12 +20,6 @@ ESTIMATE_FIELDS = (
     "value", "stderr", "stderr_data", "interval", "how", "verified", "status", "reason", "samples", "passes", "details",
 )  # fmt: skip
 
-HEADER_FIELDS = (
-    "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
-    "gradient_noise", "at_minimum", "seed", "fingerprint", "mode", "dtype", "device", "parameters", "layers",
-    "exact_layers", "versions", "wall_time", "passes", "notes", "trained",
-)  # fmt: skip
-
 
 def schema() -> dict[str, Any]:
     """Return the published JSON Schema of a report file."""

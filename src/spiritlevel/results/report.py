@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from spiritlevel.results import frames, records, webpage
-from spiritlevel.results.saving import Saved, read_record, undamaged
+from spiritlevel.results.base import ResultBase
+from spiritlevel.results.header import Headed, Header
+from spiritlevel.results.saving import undamaged
 from spiritlevel.values.cleaning import for_terminal
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Saved, Mapping[str, Estimate]):
+class Report(Headed, ResultBase, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
     ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
@@ -30,11 +31,12 @@ class Report(Saved, Mapping[str, Estimate]):
     ``settings`` holds all settings of each measure; ``titles`` names measures and layer quantities in words.
     """
 
+    kind: ClassVar[str] = "report"
     estimates: dict[str, Estimate]
     per_layer: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     per_neuron: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     per_sample: dict[str, Tensor] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Header = field(default_factory=Header)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
 
@@ -53,23 +55,22 @@ class Report(Saved, Mapping[str, Estimate]):
     @property
     def loss(self) -> float:
         """The mean loss over the data."""
-        value = self.header.get("loss")
-        return math.nan if value is None else float(value)
+        return math.nan if self.header.loss is None else float(self.header.loss)
 
     @property
     def accuracy(self) -> float | None:
         """The share of samples classified right, None where that has no meaning."""
-        return self.header.get("accuracy")
+        return self.header.accuracy
 
     @property
     def gradient_norm(self) -> float | None:
         """The length of the mean gradient: small against its noise at a minimum."""
-        return self.header.get("gradient_norm")
+        return self.header.gradient_norm
 
     @property
     def fingerprint(self) -> str:
         """A hash of the data: reports with the same one were measured on the same samples."""
-        return self.header.get("fingerprint") or ""
+        return self.header.fingerprint or ""
 
     @property
     def ok(self) -> bool:
@@ -88,29 +89,12 @@ class Report(Saved, Mapping[str, Estimate]):
 
         return terminal.report_table(self, layers=layers, notes=notes)
 
-    def __str__(self) -> str:
-        from spiritlevel.results import terminal
-
-        return terminal.as_text(self.table())
-
     def __repr__(self) -> str:
         names = ", ".join(self.estimates)
-        return for_terminal(f"<Report of {self.header.get('model') or 'a network'}: {names}>")
+        return for_terminal(f"<Report of {self.header.model or 'a network'}: {names}>")
 
     def _repr_html_(self) -> str:
         return webpage.fragment(self)
-
-    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the report as one self-contained page; ``learning_rate`` draws the line 2/lr."""
-        from spiritlevel import page
-
-        page.write(page.of_reports(self, learning_rate), path)
-
-    def figure(self, name: str) -> Any:
-        """Return one of the page's figures as an Altair chart, such as "layer_shares"; a wrong name lists them all."""
-        from spiritlevel import page
-
-        return page.figure(page.of_reports(self), name)
 
     # --- for other programs ----------------------------------------------------------------------------------------
 
@@ -145,7 +129,7 @@ class Report(Saved, Mapping[str, Estimate]):
         """Return the report as plain JSON values, in the published layout."""
         return {
             "schema_version": records.SCHEMA_VERSION,
-            "header": records.as_json({**dict.fromkeys(records.HEADER_FIELDS), **self.header}),
+            "header": self.header.record(),
             "settings": records.as_json(self.settings),
             "titles": dict(self.titles),
             "measures": {name: records.estimate_record(e) for name, e in self.estimates.items()},
@@ -158,32 +142,30 @@ class Report(Saved, Mapping[str, Estimate]):
         }
 
     @classmethod
-    def from_record(cls, record: Any, source: str = "the record") -> Report:
-        """Return the report of a record that ``record()`` or a file gave; ``source`` names it in a refusal."""
+    def from_record(cls, record: Any, source: str = "the record") -> Self:
+        """Return the report of a record; files of reports name no kind, and may hold several."""
         records.check_record(record, source)
         if "reports" in record:
             raise UsageError(f"{source} holds several reports; read them with load_reports or collect")
         with undamaged("report", source):
-            return cls(
-                estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
-                per_layer={
-                    quantity: {layer: records.read_estimate(entry) for layer, entry in layers.items()}
-                    for quantity, layers in record["layers"].items()
-                },
-                per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
-                per_sample={
-                    name: torch.tensor(_floats(values), dtype=torch.float64)
-                    for name, values in record["samples"].items()
-                },
-                header=record["header"],
-                settings=record["settings"],
-                titles=record.get("titles", {}),
-            )
+            return cls._read(record, source)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Return the report that ``save`` wrote."""
-        return cls.from_record(read_record(path, "report"), str(path))
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
+        return cls(
+            estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
+            per_layer={
+                quantity: {layer: records.read_estimate(entry) for layer, entry in layers.items()}
+                for quantity, layers in record["layers"].items()
+            },
+            per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
+            per_sample={
+                name: torch.tensor(_floats(values), dtype=torch.float64) for name, values in record["samples"].items()
+            },
+            header=Header.of(record["header"]),
+            settings=record["settings"],
+            titles=record.get("titles", {}),
+        )
 
 
 def _floats(values: list[float | None]) -> list[float]:

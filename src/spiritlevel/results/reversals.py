@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from spiritlevel.results.numerals import at_least
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reversal:
     """A rescaling of one network, by factors between 1/factor and factor, that puts it on the other side."""
 

@@ -1,4 +1,4 @@
-"""Results that are saved as strict JSON of one kind and version, and read back or refused in one sentence."""
+"""Saved results: strict JSON of one kind and version, read back or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -9,23 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.results.checking import what_is_wrong
-from spiritlevel.results.records import SCHEMA_VERSION, strict_dumps, strict_loads
-from spiritlevel.results.writing import replacing
+from spiritlevel.results.records import SCHEMA_VERSION, strict_loads
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-
-
-class Saved:
-    """What has a ``record()`` of plain JSON values can be saved."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
-        raise TypeError(f"{type(self).__name__} has no record")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
-        text = strict_dumps(self.record())
-        with replacing(path) as stream:
-            stream.write(text)
 
 
 def read_record(path: str | os.PathLike[str], kind: str) -> Any:

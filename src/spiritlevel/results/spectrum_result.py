@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from spiritlevel.results import Report
+from spiritlevel.results.base import ResultBase
+from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_volume
-from spiritlevel.results.records import as_json, estimate_record, read_estimate
-from spiritlevel.results.saving import Saved, read_record, reading
+from spiritlevel.results.records import SCHEMA_VERSION, as_json, estimate_record, read_estimate
 from spiritlevel.values.cleaning import Cleaned
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate, not_applicable
@@ -21,7 +22,6 @@ from spiritlevel.values.estimate import Estimate, not_applicable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA_VERSION = 1
 # An eigenvalue stands apart from the bulk where the next one is smaller by this factor.
 SMALLEST_GAP = 1.5
 OUTLIER_SHARE = 0.01  # of the largest eigenvalue, below which none is an outlier
@@ -35,6 +35,7 @@ TITLES = {
 }
 _ESTIMATES = ("eigenvalue_max", "eigenvalue_min", "trace", "frobenius_squared")
 _TENSORS = ("nodes", "weights", "residuals", "top_values", "top_residuals")
+_OF_A_COMMAND = ("weights", "data", "split", "trained", "wall_time")
 _COUNTED = ("counted_nodes", "counted_weights")
 
 
@@ -52,10 +53,11 @@ class Outliers:
     counts: tuple[int, ...]  # every probe's
 
 
-@dataclass(frozen=True)
-class Spectrum(Saved):
+@dataclass(frozen=True, kw_only=True)
+class Spectrum(Headed, ResultBase):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 
+    kind: ClassVar[str] = "spectrum"
     operator: str
     size: int  # order P of the matrix
     eigenvalue_max: Estimate
@@ -71,7 +73,7 @@ class Spectrum(Saved):
     classes: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Header = field(default_factory=Header)
     # (K, m + d) nodes and weights with d outliers counted instead of sampled, some weights negative: the density's.
     counted_nodes: Tensor | None = None
     counted_weights: Tensor | None = None
@@ -221,28 +223,18 @@ class Spectrum(Saved):
         ]
         return Cleaned(Group(self.report().table(layers=False, notes=notes), *(Text(line) for line in lines)))
 
-    def __str__(self) -> str:
-        from spiritlevel.results.terminal import as_text
-
-        return as_text(self.table())
-
-    def figure(self, path: str | os.PathLike[str]) -> None:
+    # A spectrum's own figure is an image with matplotlib, written where it is asked for.
+    def figure(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]
         """Write the stem of Ritz values and the smoothed density as an image."""
         from spiritlevel.page.spectrum_figure import write_figure
 
         write_figure(self, path)
 
-    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the spectrum as one self-contained page; ``learning_rate`` draws the line 2/lr."""
-        from spiritlevel import page
-
-        page.write(page.of_spectrum(self, learning_rate), path)
-
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "kind": "spectrum",
+            "kind": self.kind,
             "operator": self.operator,
             "size": self.size,
             "classes": self.classes,
@@ -254,18 +246,21 @@ class Spectrum(Saved):
             **{name: as_json(getattr(self, name)) for name in (*_TENSORS, *_COUNTED)},
             "settings": as_json(self.settings),
             "plan": as_json(self.plan),
-            "header": as_json(self.header),
+            "header": self._header_record(),
         }
 
+    def _header_record(self) -> dict[str, Any]:
+        """Return the header without what only a command knows, where none was given, and without a time."""
+        unknown = ("wall_time",) if self.header.data is not None else _OF_A_COMMAND
+        return {name: value for name, value in self.header.record().items() if value is not None or name not in unknown}
+
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        """Return a spectrum that was saved."""
-        record = read_record(path, "spectrum")
-        plain = ("operator", "size", "classes", "rounding", "settings", "plan", "header")
-        with reading(record, "spectrum", str(path)):
-            parts: dict[str, Any] = {name: record[name] for name in plain}
-            parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
-            parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
-            known = [name for name in _COUNTED if record.get(name) is not None]
-            parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in known})
-            return cls(**parts)
+    def _read(cls, record: dict[str, Any], source: str) -> Self:
+        plain = ("operator", "size", "classes", "rounding", "settings", "plan")
+        parts: dict[str, Any] = {name: record[name] for name in plain}
+        parts["header"] = Header.of(record["header"])
+        parts.update({name: read_estimate(record["estimates"][name]) for name in _ESTIMATES})
+        parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in _TENSORS})
+        known = [name for name in _COUNTED if record.get(name) is not None]
+        parts.update({name: torch.tensor(record[name], dtype=torch.float64) for name in known})
+        return cls(**parts)

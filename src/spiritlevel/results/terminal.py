@@ -61,7 +61,7 @@ def report_table(report: Report, *, layers: bool, notes: bool) -> RenderableType
     if layers:
         parts += layer_tables(report)
     if notes:
-        parts += [_line(line, style="dim") for line in report.header.get("notes") or []]
+        parts += [_line(line, style="dim") for line in report.header.notes]
     return Cleaned(Group(*parts))
 
 
@@ -91,10 +91,10 @@ def rows_table(
     failed = failures or {}
     heads: dict[str, Text] = {"loss": Text("loss"), "accuracy": Text("accuracy"), "gradient": Text("gradient norm")}
     cells: dict[str, list[Text]] = {
-        "loss": [Text(plain(report.header.get("loss"), 4)) for report in reports.values()],
+        "loss": [Text(plain(report.header.loss, 4)) for report in reports.values()],
         "accuracy": [Text(percent(report.accuracy)) for report in reports.values()],
         "gradient": [
-            Text(plain(report.gradient_norm, 3) + ("*" if report.header.get("at_minimum") is False else ""))
+            Text(plain(report.gradient_norm, 3) + ("*" if report.header.at_minimum is False else ""))
             for report in reports.values()
         ],
     }
@@ -105,7 +105,7 @@ def rows_table(
     for key, column in cells.items():
         column += [Text(_unmeasured(reason, footnotes) if key == "loss" else MISSING) for reason in failed.values()]
     below = [*_meaning_of_signs(reports), *footnotes.lines()]
-    if any(report.header.get("at_minimum") is False for report in reports.values()):
+    if any(report.header.at_minimum is False for report in reports.values()):
         below.insert(0, "* the gradient is not small against its noise: not at a minimum")
     labels = [*reports, *failed]
     places = sorted(range(len(labels)), key=lambda place: order.index(labels[place]) if order else place)
@@ -156,9 +156,7 @@ class _Columns:
 
 def _shared_header(reports: Mapping[str, Report]) -> list[RenderableType]:
     """Return one line where all networks share model and data, else one line each."""
-    lines = {
-        label: f"{report.header.get('model') or 'network'} on {data_words(report)}" for label, report in reports.items()
-    }
+    lines = {label: f"{report.header.model or 'network'} on {data_words(report)}" for label, report in reports.items()}
     if len(set(lines.values())) == 1:
         return [_line(next(iter(lines.values())))]
     return [_line(f"{label}: {line}") for label, line in lines.items()]
@@ -171,11 +169,11 @@ def _meaning_of_signs(reports: Mapping[str, Report]) -> list[str]:
     return [", ".join(said)] if said else []
 
 
-def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str, *, signs: bool = True) -> Text:
+def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str) -> Text:
     if estimate is None:
         return Text(MISSING)
     text = value_text(estimate)
-    if signs and text != MISSING:
+    if text != MISSING:
         text = _BOUND_SIGN.get(estimate.how, "") + text
     return Text(f"{text} {footnotes.mark(estimate, subject)}".rstrip())
 

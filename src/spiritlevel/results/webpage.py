@@ -32,6 +32,6 @@ def fragment(report: Report) -> str:
     names = ("measure", "value", "over samples", "how", "")
     header = "".join(f"<th scope='col'>{name}</th>" for name in names)
     lines = "".join(f"<div>{escape(line)}</div>" for line in header_lines(report))
-    below = [*footnotes.lines(), *(report.header.get("notes") or [])]
+    below = [*footnotes.lines(), *report.header.notes]
     reasons = "".join(f"<div><small>{escape(line)}</small></div>" for line in below)
     return f"{lines}<table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>{reasons}"

@@ -18,38 +18,38 @@ UNTRAINED = "No weights given: this is the network as initialised, not a trained
 def header_lines(report: Report) -> list[str]:
     """Return what was measured and where the network stands, in two or three lines."""
     head = report.header
-    lines = [UNTRAINED] if head.get("trained") is False else []
-    subject = head.get("model") or "network"
-    if head.get("weights"):
-        subject += f" with {head['weights']}"
+    lines = [UNTRAINED] if head.trained is False else []
+    subject = head.model or "network"
+    if head.weights:
+        subject += f" with {head.weights}"
     return [*lines, f"{subject} on {data_words(report)}", state_words(report)]
 
 
 def data_words(report: Report) -> str:
     """Return the data, how much of it, and how the network was run on it."""
     head = report.header
-    data = head.get("data") or "data"
-    if head.get("split"):
-        data += f" ({head['split']})"
-    count, total = head.get("samples"), head.get("samples_total")
+    data = head.data or "data"
+    if head.split:
+        data += f" ({head.split})"
+    count, total = head.samples, head.samples_total
     if count is not None:
         data += f", {count:,} of {total:,} samples" if total is not None else f", {count:,} samples"
-    facts = [data, head.get("loss_name"), f"{head['mode']} mode" if head.get("mode") else None, head.get("dtype")]
+    facts = [data, head.loss_name, f"{head.mode} mode" if head.mode else None, head.dtype]
     return " · ".join(fact for fact in facts if fact)
 
 
 def state_words(report: Report) -> str:
     """Return loss, accuracy and gradient norm, and whether the network is at a minimum."""
     head = report.header
-    parts = [f"loss {plain(head.get('loss'))}"]
+    parts = [f"loss {plain(head.loss)}"]
     if report.accuracy is not None:
         parts.append(f"accuracy {percent(report.accuracy)}")
     if report.gradient_norm is not None:
         gradient = f"gradient norm {plain(report.gradient_norm, 3)}"
-        if head.get("gradient_noise") is not None:
-            gradient += f" (its noise {plain(head['gradient_noise'], 3)})"
+        if head.gradient_noise is not None:
+            gradient += f" (its noise {plain(head.gradient_noise, 3)})"
         parts.append(gradient)
-    if head.get("at_minimum") is False:
+    if head.at_minimum is False:
         parts.append("not at a minimum")
     return " · ".join(parts)
 

@@ -18,12 +18,14 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
-def for_terminal(text: str, *, lines: bool = False) -> str:
-    """Return text that only shows something: what would act on a terminal is spelt out, as in ``\\x1b``.
+def for_terminal(text: str) -> str:
+    """Return text that only shows something: what would act on a terminal is spelt out, as in ``\\x1b``."""
+    return _spelt_out(text, "")
 
-    ``lines`` keeps the ends of lines, for text that was put together here.
-    """
-    return _spelt_out(text, "\n\t" if lines else "")
+
+def lines_for_terminal(text: str) -> str:
+    """Return text that was put together here, of several lines, whose ends stay; the rest is spelt out."""
+    return _spelt_out(text, "\n\t")
 
 
 def for_csv(value: Any) -> Any:
@@ -81,7 +83,7 @@ class Cleaned:
             if segment.control:
                 yield segment
             else:
-                yield Segment(for_terminal(segment.text, lines=True), segment.style)
+                yield Segment(lines_for_terminal(segment.text), segment.style)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.measure import Measurement

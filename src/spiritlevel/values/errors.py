@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from spiritlevel.values.cleaning import for_terminal
+from spiritlevel.values.cleaning import lines_for_terminal
 
 
 class SpiritlevelError(Exception):
     """The work could not be done; the message is one sentence for the user (exit code 1)."""
 
     def __str__(self) -> str:
-        return for_terminal(super().__str__(), lines=True)  # it may name tensors and files, which may hold anything
+        return lines_for_terminal(super().__str__())  # it may name tensors and files, which may hold anything
 
 
 class UsageError(SpiritlevelError, ValueError):

@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Labels = NDArray[np.int64]
+Epsilon = Literal["kept", "ignored"]  # of normalisations
 FIXED = 0  # the label of everything whose scale is 1: inputs, constants, what a non-homogeneous operation sees
 OUTPUT = 1  # the label of the network's outputs: scale 1, or α under T_α
 
@@ -62,10 +64,10 @@ class Equations:
             size = f", ε = {epsilon:g}" if epsilon else ""
             self.approximate.append((labels.ravel(), f"{name} divides by √(variance + ε){size}"))
 
-    def settled(self, *, approximate: bool = False) -> Classes:
-        """Gather labels of equal scale into classes; with ``approximate`` the ε of normalisations is ignored."""
+    def settled(self, epsilon: Epsilon = "kept") -> Classes:
+        """Gather labels of equal scale into classes; the ε of normalisations fixes a scale unless it is ignored."""
         pairs = list(self.equal)
-        if not approximate:
+        if epsilon == "kept":
             pairs += [(labels, np.full_like(labels, FIXED)) for labels, _ in self.approximate]
         of_label = _components(self.count, pairs)
         rows: list[dict[int, int]] = []

@@ -11,7 +11,7 @@ from torch import nn
 from spiritlevel.analyses.symmetries.found import Analysis, Symmetries, Symmetry
 from spiritlevel.analyses.symmetries.operations import RULES
 from spiritlevel.analyses.symmetries.proof import outputs
-from spiritlevel.analyses.symmetries.scales import Classes, Conflict, Labels
+from spiritlevel.analyses.symmetries.scales import Classes, Conflict, Epsilon, Labels
 from spiritlevel.analyses.symmetries.tracing import as_call, copied, in_mode, traced_once, unwrapped
 from spiritlevel.analyses.symmetries.unit_rules import UnitWalk, exchangeable
 from spiritlevel.analyses.symmetries.walking import Walk, follow
@@ -42,7 +42,7 @@ def find_in_copy(model: nn.Module, example: Any, *, mode: str, original: nn.Modu
         _check_runs(model, example, mode)
         return Symmetries((), (), f"the network cannot be traced ({_in_short(error)})", mode)
     state, units = follow(traced, Walk(RULES)), follow(traced, UnitWalk())
-    exact, loose = settled(state), settled(state, approximate=True)
+    exact, loose = settled(state), settled(state, "ignored")
     found = [*_rescalings(state, exact, loose), *_output_scale(state, exact), *_permutations(units)]
     return Symmetries(tuple(found), tuple(state.left_alone), "", mode, Analysis(state, exact, loose, units))
 
@@ -59,9 +59,9 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
-def settled(state: Walk, *, approximate: bool = False) -> Classes:
+def settled(state: Walk, epsilon: Epsilon = "kept") -> Classes:
     """Gather the scales of a walk into classes, without those of entries that nothing reads."""
-    classes = state.equations.settled(approximate=approximate)
+    classes = state.equations.settled(epsilon)
     read = {classes.fixed, classes.output}.union(*classes.rows)
     for labels in state.equations.read:
         read.update(np.unique(classes.of_label[labels]).tolist())

@@ -170,15 +170,13 @@ class _Search:
     def try_flips(self, point: _Point, vertices: int, generator: torch.Generator) -> _Point:
         """Change single signs of random vertices and single and paired signs of the best of all, while that rises."""
         signs = 2.0 * torch.randint(0, 2, (vertices, len(point.y)), generator=generator).double() - 1.0
-        ends = torch.stack([point.y, *(self.flips(row, pairs=False) for row in signs)])
-        y = self.flips(ends[int(self.values(ends * self.bounds).argmax())], pairs=True)
+        ends = torch.stack([point.y, *(self.flips(row, most=1) for row in signs)])
+        y = self.flips(ends[int(self.values(ends * self.bounds).argmax())], most=2)
         return point if torch.equal(y, point.y) else self.look(y)
 
-    def flips(self, vertex: Tensor, pairs: bool) -> Tensor:
-        """Change one sign of a vertex, or also two, while that rises, the best change first."""
-        groups: list[tuple[int, ...]] = [(i,) for i in range(len(vertex))]
-        if pairs:
-            groups += list(combinations(range(len(vertex)), 2))
+    def flips(self, vertex: Tensor, most: int) -> Tensor:
+        """Change signs of a vertex, at ``most`` so many at once, while that rises, the best change first."""
+        groups = [group for size in range(1, most + 1) for group in combinations(range(len(vertex)), size)]
         masks = torch.ones(len(groups), len(vertex), dtype=torch.float64)
         for row, group in enumerate(groups):
             masks[row, list(group)] = -1.0

@@ -140,7 +140,17 @@ def top_eigenpairs(
             allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
         return residuals <= allowed
 
-    search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
+    search = _Search(
+        matvec,
+        size,
+        k,
+        which,
+        limit=min(limit, size),
+        dtype=dtype,
+        device=torch.device(device),
+        basis_device=basis_device,
+        seed=seed,
+    )
     search.expand(search.start_block(start, block))
     best = torch.full((k,), torch.inf, dtype=torch.float64)
     while True:
@@ -151,7 +161,8 @@ def top_eigenpairs(
         stop = callback is not None and bool(callback(search.sweeps, values, expected))
         last = stop or search.sweeps + 1 >= max_sweeps
         if search.full or last or (complete and bool(there.all())):
-            pairs = search.found(arrived, again=search.full or last or not may_combine)
+            anew = search.full or last or not may_combine
+            pairs = search.found(arrived, "new" if anew else "combined")
             # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
             stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
             if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
@@ -170,6 +181,7 @@ class _Search:
         size: int,
         k: int,
         which: Which,
+        *,
         limit: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -239,10 +251,12 @@ class _Search:
         lengths = torch.tensor([length(row) for row in directions], dtype=torch.float64)
         return values[order], directions, lengths, float(values.abs().max())
 
-    def found(self, arrived: Callable[[Tensor, Tensor, float], Tensor], *, again: bool) -> Eigenpairs:
+    def found(
+        self, arrived: Callable[[Tensor, Tensor, float], Tensor], products: Literal["new", "combined"]
+    ) -> Eigenpairs:
         """Return the wanted Ritz vectors with their Rayleigh quotients and residuals.
 
-        ``again``: of a product with each, not of the same combination of the products made so far.
+        These are of a ``new`` product with each, or of the same combination of the products made so far.
         """
         values, vectors = torch.linalg.eigh(self.projection[: self.held, : self.held])
         order = self._order(values)[: self.k]
@@ -250,6 +264,7 @@ class _Search:
         rows = inner @ self.basis[: self.held]
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         rows = rows / lengths
+        again = products == "new"
         images = self._product(rows) if again else inner @ self.images[: self.held] / lengths
         rounding = 0.0 if again else COMBINED_ROUNDINGS * self.eps * float(values.abs().max())
         quotients, residuals = [], []

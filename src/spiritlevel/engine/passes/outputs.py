@@ -22,7 +22,7 @@ from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.values.errors import UsageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputStats:
     """Numbers of every sample, in data order, as float64 vectors on the CPU; None where they have no meaning.
 

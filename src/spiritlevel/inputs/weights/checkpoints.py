@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from spiritlevel.inputs.weights.bounded_pickle import BudgetSpent
 from spiritlevel.inputs.weights.fitting import copy_weights, describe_misfit, fit_names, own_tensors
 from spiritlevel.inputs.weights.safe_pickle import in_words, open_regular, shown
 from spiritlevel.inputs.weights.state_dicts import AVERAGED_ENTRIES, find_weights, listed
-from spiritlevel.inputs.weights.torch_files import open_stream, open_zip
+from spiritlevel.inputs.weights.torch_files import TorchFile, open_stream, open_zip
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 # In the order in which they are looked for: one file before several, safetensors before pickles.
@@ -110,11 +111,11 @@ def _read_file(path: Path, key: str | None) -> _Weights:
     if start.startswith(b"version https://git-lfs"):
         raise SpiritlevelError(f"{path} is a Git LFS pointer, not the weights; fetch them with git lfs pull")
     if start.startswith(b"PK"):
-        return _read_torch(path, key, zipped=True)
+        return _read_torch(path, key, open_zip, "torch.save archive")
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _read_safetensors(path, key)
     if start.startswith(b"\x80"):
-        return _read_torch(path, key, zipped=False)
+        return _read_torch(path, key, open_stream, "torch.save stream of before torch 1.6")
     if start[257:262] == b"ustar":
         raise SpiritlevelError(
             f"{path} is a tar archive, perhaps of torch before 0.1.10; save the weights again with a later version"
@@ -142,8 +143,10 @@ def _read_safetensors(path: Path, key: str | None) -> _Weights:
     return _Weights(tensors, "safetensors file")
 
 
-def _read_torch(path: Path, key: str | None, *, zipped: bool) -> _Weights:
-    with (open_zip if zipped else open_stream)(path) as file:
+def _read_torch(
+    path: Path, key: str | None, opened: Callable[[Path], AbstractContextManager[TorchFile]], form: str
+) -> _Weights:
+    with opened(path) as file:
         try:
             found = find_weights(file.root, key, path, file.budget)
             tensors = {name: file.tensor(f"{shown(name)} in {path}", record) for name, record in found.records.items()}
@@ -151,7 +154,6 @@ def _read_torch(path: Path, key: str | None, *, zipped: bool) -> _Weights:
             raise SpiritlevelError(f"{path} is nested too deeply to be a weights file") from error
         except BudgetSpent as error:
             raise SpiritlevelError(f"{path} cannot be read: {error}") from error
-    form = "torch.save archive" if zipped else "torch.save stream of before torch 1.6"
     form = f"whole module in a {form}" if found.whole_module else form
     return _Weights(tensors, form, found.key, found.other_keys)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from spiritlevel.results.writing import replacing
 from spiritlevel.values.errors import SpiritlevelError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One study at one size as it was found: complete, or with the runs that are still missing counted."""
 
@@ -62,11 +62,17 @@ def make_record(study: Study, size: str, table: Table) -> Record:
     analysis = study.analyse(table) if len(table) else {}
     explaining = study.explain(table) if study.explain is not None and len(table) else {}
     judgements = tuple(judge(claim, analysis, explaining) for claim in study.claims)
-    analysis = {**analysis, **explaining}
-    command = f"spiritlevel study run {study.name} --size {size}"
-    made_under = ", ".join(sorted({run.rules for run in table.runs if run.rules}))
-    planned = len(study.settings(size))
-    return Record(study, size, table, planned, analysis, judgements, study.rules_hash(), command, made_under)
+    return Record(
+        study=study,
+        size=size,
+        table=table,
+        planned=len(study.settings(size)),
+        analysis={**analysis, **explaining},
+        judgements=judgements,
+        rules=study.rules_hash(),
+        command=f"spiritlevel study run {study.name} --size {size}",
+        judged_by=", ".join(sorted({run.rules for run in table.runs if run.rules})),
+    )
 
 
 def save_record(record: Record, path: Path, *, digits: int = 7) -> None:
@@ -115,9 +121,7 @@ def load_record(study: Study, path: Path) -> Record:
     except (OSError, ValueError, KeyError) as error:
         raise SpiritlevelError(f"{path} cannot be read as the record of a study ({error}).") from error
     made = make_record(study, size, Table(runs))
-    return Record(
-        study, size, made.table, planned, made.analysis, made.judgements, made.rules, command, content["rules"]
-    )
+    return replace(made, planned=planned, command=command, judged_by=content["rules"])
 
 
 def rounded(value: Any, digits: int) -> Any:

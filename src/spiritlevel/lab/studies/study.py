@@ -86,7 +86,7 @@ def _as_float(value: Any) -> float:
     return float("nan") if value is None or isinstance(value, str) else float(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """One experiment of a paper, the same code at every size.
 

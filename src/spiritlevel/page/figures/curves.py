@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
@@ -67,7 +67,7 @@ def relative_curves(
     title: str,
     *,
     base: float | None = None,
-    log_places: bool = False,
+    places: Literal["linear", "log"] = "linear",
 ) -> Figure | None:
     """Return several measures on one logarithmic axis, each divided by its value at ``base`` (None: its first)."""
     rows: list[dict[str, Any]] = []
@@ -91,9 +91,9 @@ def relative_curves(
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
-        places = alt.Scale(type="log") if log_places else alt.Scale(zero=False, nice=False)
+        scale = alt.Scale(type="log") if places == "log" else alt.Scale(zero=False, nice=False)
         drawn = alt.Chart(alt.NamedData(name)).encode(
-            x=alt.X("place:Q", title=unit, scale=places, axis=alt.Axis(tickCount=6, format=".6~g")),
+            x=alt.X("place:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=6, format=".6~g")),
             y=alt.Y(
                 "relative:Q",
                 scale=alt.Scale(type="log", domain=domain, nice=False),

@@ -83,9 +83,7 @@ def sweep_section(content: Content) -> Section | None:
             ]
             for name, row in sweep.values.items()
         }
-        figure = relative_curves(
-            values, "α", f"output_scaling{suffix}", "Outputs scaled by α", base=1.0, log_places=True
-        )
+        figure = relative_curves(values, "α", f"output_scaling{suffix}", "Outputs scaled by α", base=1.0, places="log")
         if figure is not None:
             parts.append(figure)
         rows = [Row([Cell("loss"), *(Cell(plain(loss, 3), value=loss) for loss in sweep.losses)])]

@@ -17,9 +17,9 @@ _WITH_2_OVER_LR = ("hessian_top_eigenvalue", "hessian_spectral_norm")
 def places_of(content: Content) -> tuple[dict[str, float], str]:
     """Return where each report stands in training and the unit: from its header, its name, or its order."""
     for unit in ("epoch", "step"):
-        found = {label: report.header.get(unit) for label, report in content.reports.items()}
+        found = {label: getattr(report.header, unit) for label, report in content.reports.items()}
         if all(isinstance(value, (int, float)) for value in found.values()):
-            return {label: float(value) for label, value in found.items()}, unit  # type: ignore[arg-type]
+            return {label: float(value) for label, value in found.items()}, unit
     for unit, pattern in (
         ("epoch", r"(?<![a-z])ep(?:och)?[-_=]?(\d+)"),
         ("step", r"step[-_=]?(\d+)"),
@@ -66,5 +66,5 @@ def section(content: Content) -> Section | None:
 
 
 def _header_points(content: Content, places: Mapping[str, float], key: str) -> list[tuple[float, str, float, float]]:
-    found = {label: report.header.get(key) for label, report in content.reports.items()}
+    found = {label: getattr(report.header, key) for label, report in content.reports.items()}
     return sorted((places[label], label, float(value), 0.0) for label, value in found.items() if value is not None)

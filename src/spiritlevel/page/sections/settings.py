@@ -8,6 +8,7 @@ from typing import Any
 
 from spiritlevel.page.content import Content
 from spiritlevel.page.parts import Cell, Command, Part, Row, Section, Table, Words
+from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
 
 _SHOWN = (
@@ -28,9 +29,9 @@ def section(content: Content) -> Section | None:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
     if headers:
         rows = [
-            Row([Cell(key.replace("_", " ")), *(Cell(_text(header.get(key))) for header in headers.values())])
+            Row([Cell(key.replace("_", " ")), *(Cell(_text(getattr(header, key))) for header in headers.values())])
             for key in _SHOWN
-            if any(header.get(key) not in (None, "", [], {}) for header in headers.values())
+            if any(getattr(header, key) not in (None, "", (), {}) for header in headers.values())
         ]
         heads = list(headers) if len(headers) > 1 else ["value"]
         parts.append(Table("settings-table", ["setting", *heads], rows))
@@ -39,7 +40,7 @@ def section(content: Content) -> Section | None:
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
 
 
-def headers_of(content: Content) -> dict[str, Mapping[str, Any]]:
+def headers_of(content: Content) -> dict[str, Header]:
     """Return what each network was measured on and how, by label."""
     if content.reports:
         return {label: report.header for label, report in content.shown.items()}
@@ -49,11 +50,11 @@ def headers_of(content: Content) -> dict[str, Mapping[str, Any]]:
 def command_of(content: Content) -> str:
     """Return the command that measures the same again, where the reports came from the command line."""
     headers = list(headers_of(content).values())
-    request = headers[0].get("request") if headers else None
+    request = headers[0].request if headers else None
     if not isinstance(request, Mapping) or not request.get("model"):
         return ""
     everyone = [report.header for report in content.reports.values()] or headers
-    weights = [str(w) for header in everyone if (w := header.get("weights"))]
+    weights = [str(w) for header in everyone if (w := header.weights)]
     verbs = {"comparison": "compare", "audit": "audit", "spectrum": "spectrum"}
     verb = verbs.get(content.kind, "measure")
     words = ["spiritlevel", verb, str(request["model"]), *dict.fromkeys(weights), "--data", str(request.get("data"))]

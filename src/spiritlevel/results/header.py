@@ -1,0 +1,95 @@
+"""What a result says of itself: which network, data, loss and precision, where the network stands, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from spiritlevel.results.records import as_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What was measured, on what and how; None stands for what nobody said.
+
+    ``notes`` are what a reader must know beside the numbers, ``request`` is the command that asked for them, and
+    ``other`` what a file or a user says beyond the fields here.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    data: str | None = None
+    split: str | None = None
+    samples: int | None = None
+    samples_total: int | None = None
+    loss_name: str | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    gradient_norm: float | None = None
+    gradient_noise: float | None = None
+    at_minimum: bool | None = None
+    seed: int | None = None
+    fingerprint: str | None = None
+    mode: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    parameters: int | None = None
+    layers: tuple[str, ...] | None = None
+    exact_layers: tuple[str, ...] | None = None
+    versions: Mapping[str, str] | None = None
+    wall_time: float | None = None
+    passes: Mapping[str, float] | None = None
+    notes: tuple[str, ...] = ()
+    trained: bool | None = None
+    data_seed: int | None = None
+    request: Mapping[str, Any] | None = None
+    learning_rate: float | None = None
+    identity: str | None = None
+    epoch: float | None = None
+    step: float | None = None
+    other: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Header:
+        """Return the header of facts by name, as a file has them."""
+        return cls().with_facts(facts)
+
+    def with_facts(self, facts: Mapping[str, Any]) -> Header:
+        """Return the same header with these facts in place; names that are no field are kept among the others."""
+        known = {name: _unchanging(name, value) for name, value in facts.items() if name in _NAMES}
+        other = {name: value for name, value in facts.items() if name not in _NAMES}
+        return replace(self, **known, other={**self.other, **other})
+
+    @property
+    def label(self) -> str:
+        """What tells a result apart for a reader: its weights file, or the network's name."""
+        return str(self.weights or self.model or "network")
+
+    def record(self) -> dict[str, Any]:
+        """Return the header as plain JSON values: null for what nobody said, but nothing for what few ever say."""
+        said = {name: getattr(self, name) for name in _NAMES}
+        return as_json({name: v for name, v in said.items() if v is not None or name not in _SELDOM} | {**self.other})
+
+
+class Headed:
+    """A result with a header of its own."""
+
+    header: Header
+
+    def described(self, **facts: Any) -> Self:
+        """Return the same result with more said of what was measured, such as its ``weights`` or its ``epoch``."""
+        return replace(self, header=self.header.with_facts(facts))  # type: ignore[type-var]
+
+
+_NAMES = tuple(part.name for part in fields(Header) if part.name != "other")
+_LISTS = ("layers", "exact_layers", "notes")
+# Left out of a file where nobody said them.
+_SELDOM = ("data_seed", "request", "learning_rate", "identity", "epoch", "step")
+
+
+def _unchanging(name: str, value: Any) -> Any:
+    """Return a list as the tuple a header holds; no notes are as good as none."""
+    if name == "notes" and value is None:
+        return ()
+    return tuple(value) if name in _LISTS and value is not None else value
