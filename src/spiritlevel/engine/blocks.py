@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, s
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
-from spiritlevel.values.estimate import Estimate, How, Result, Status
+from spiritlevel.values.estimate import TINIEST, Estimate, How, Result, Status, at_least_rounding
 
 TOLERANCE = 0.05
 MAXIMUM_PROBES = 512
@@ -134,7 +135,14 @@ class Blocks:
             return "exact", True, "ok", ""
         if kind not in self._forms:
             return "estimated", False, "ok", ""
-        return "estimated", False, *path_of(self.problem).verdict()
+        path = path_of(self.problem)
+        # The form of a whole weight is one product, which leaves nothing to sample.
+        nothing_sampled = kind == "whole" and (self.sums is None or exact_columns) and not path.differences
+        return "exact" if nothing_sampled else "estimated", False, *path.verdict()
+
+    def _error(self, how: How, value: float, error: float) -> float:
+        """Return the error of a value so obtained, never less than its rounding where draws happened to agree."""
+        return error if how == "exact" else at_least_rounding(error, value, torch.finfo(self.problem.dtype).eps)
 
     def judged(self, estimate: Estimate) -> Estimate:
         """Return an estimate made of these blocks with the status that its own error gives it.
@@ -143,7 +151,7 @@ class Blocks:
         """
         if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return estimate
-        if estimate.stderr <= self.tolerance * abs(estimate.value):
+        if estimate.stderr <= max(self.tolerance * abs(estimate.value), TINIEST):
             return estimate
         probes = max((form.probes for form in self._forms.values()), default=0)
         spent = f" after {probes} probes" if probes else ""
@@ -175,7 +183,7 @@ class Blocks:
         how, verified, status, reason = self._labels(list(self.problem.layers), "entries")
         return Estimate(
             value=value,
-            stderr=stderr,
+            stderr=self._error(how, value, stderr),
             stderr_data=self._data_error() if how == "exact" else None,
             how=how,
             verified=verified,
@@ -202,11 +210,13 @@ class Blocks:
             raise UsageError("samples of a batch influence each other here, so there is no Gauss–Newton pass")
         folds = self._fold_total(list(self.problem.parameters), "trace")
         exact = self.sums.exact_columns
+        how: How = "exact" if exact else "estimated"
+        value = float(folds.mean())
         return Estimate(
-            value=float(folds.mean()),
-            stderr=_fold_stderr(folds),
+            value=value,
+            stderr=self._error(how, value, _fold_stderr(folds)),
             stderr_data=self._data_error() if exact else None,
-            how="exact" if exact else "estimated",
+            how=how,
             samples=self.problem.survey.count,
         )
 
@@ -232,7 +242,8 @@ class Blocks:
             value += float(running.mean)
             variance += float(running.stderr) ** 2
         how, verified, status, reason = self._labels([layer], "entries")
-        return Estimate(value, variance**0.5, None, how=how, verified=verified, status=status, reason=reason)
+        error = self._error(how, value, variance**0.5)
+        return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def whole(self, layer: str) -> Estimate:
         """Return the quadratic form wᵀHw of one whole weight in its own block."""
@@ -244,9 +255,12 @@ class Blocks:
 
     def _scalar_form(self, layer: str, kind: str) -> Estimate:
         found = self._parts(self.problem.weights[layer], kind)
+        value, error = float(found.value), float(found.stderr)
+        if kind == "whole" and found.sampled and kind in self._forms:
+            error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
         return Estimate(
-            float(found.value),
-            float(found.stderr),
+            value,
+            self._error(found.how, value, error),
             None,
             how=found.how,
             verified=found.verified,
@@ -278,9 +292,9 @@ class Blocks:
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
         how, verified, status, reason = self._labels([self._layer_of(full)], kind)
-        return Estimate(
-            float(parts.value.sum()), variance**0.5, None, how=how, verified=verified, status=status, reason=reason
-        )
+        value = float(parts.value.sum())
+        error = self._error(how, value, variance**0.5)
+        return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def _parts(self, full: str, kind: str) -> TensorEstimate:
         base = self._base(full, kind)

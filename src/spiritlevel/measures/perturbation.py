@@ -15,7 +15,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import perturbation as reference
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.estimate import Estimate, at_least_rounding
 
 # Draws of noise of a few roundings' size: what they change in the loss is the rounding of the loss itself.
 ROUNDING_DRAWS = 2
@@ -81,7 +81,9 @@ def noise_curvature(
     return Estimate(
         value=middle["value"],
         # Rounding of L(θ) is common to all draws, so their spread does not show it.
-        stderr=math.hypot(middle["stderr"], middle["rounding"]),
+        stderr=at_least_rounding(
+            math.hypot(middle["stderr"], middle["rounding"]), middle["value"], torch.finfo(problem.dtype).eps
+        ),
         stderr_data=_stderr_data(problem, by_sample / middle["radius"] ** 2),
         how="estimated",
         status="budget_spent" if lost else "ok",
