@@ -22,7 +22,9 @@ from spiritlevel.values.estimate import ANYWHERE, TINIEST, Estimate, at_least_ro
 @pytest.mark.parametrize("stderr", [0.0, -1.0, math.inf, math.nan])
 @pytest.mark.parametrize("status", ["ok", "budget_spent"])
 def test_what_is_called_estimated_needs_an_error_or_an_interval(stderr: float, status: Any) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"is called estimated but has an error of {stderr} and no interval")):
+    with pytest.raises(
+        UsageError, match=re.escape(f"is called estimated but has an error of {stderr} and no interval")
+    ):
         Estimate(2.0, stderr, how="estimated", status=status)
     assert Estimate(2.0, stderr, interval=(1.0, 3.0), how="estimated", status=status).value == 2.0
     assert Estimate(2.0, 0.1, how="estimated", status=status).stderr == 0.1

@@ -22,7 +22,7 @@ from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.measures.registry import MEASURES, select, words_of
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.compared import Comparison, Holding, Margins, Row
 from spiritlevel.results.contrasts import Contrast
@@ -112,7 +112,8 @@ def assemble(
         raise UsageError("the reports have no measure in common, so there is nothing to compare")
     weights = next(iter(problems.values())).survey.weights if problems else None
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
-    findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    findings = [_finding(row, measures.get(row.name), labels) for row in counted]
     untrained, off_minimum = _untrained(reports), _off_minimum(reports)
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
@@ -164,6 +165,7 @@ def _row(
             (a, reports[a]),
             (b, reports[b]),
             sharper_when,
+            statistic=own.statistic if own is not None else "mean",
             weights=weights,
             groups=(by_group[a], by_group[b]) if by_group else None,
             seed=seed,
@@ -196,7 +198,7 @@ def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
     return nearest.second if nearest.first == flattest else nearest.first
 
 
-def _finding(row: Row, labels: Sequence[str]) -> Finding:
+def _finding(row: Row, own: Measure | None, labels: Sequence[str]) -> Finding:
     pair = row.between(labels[0], labels[1])
     if len(labels) > 2 and row.flattest is not None:
         rival = _closest_rival(row.flattest, row.contrasts)
@@ -204,7 +206,7 @@ def _finding(row: Row, labels: Sequence[str]) -> Finding:
     ratio = pair.ratio if pair is not None else None
     reversal = row.holding.reversal
     return Finding(
-        title=row.title,
+        words=words_of(row.name, row.title) if own is None else own.words,
         flatter=row.flattest,
         ratio=None if ratio is None else ratio.value,
         ratio_ends=None if ratio is None else (ratio.low, ratio.high),

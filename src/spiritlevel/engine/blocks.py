@@ -15,7 +15,7 @@ from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, s
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
-from spiritlevel.values.estimate import TINIEST, Estimate, How, Result, Status, at_least_rounding
+from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Status, at_least_rounding
 
 TOLERANCE = 0.05
 MAXIMUM_PROBES = 512
@@ -151,7 +151,7 @@ class Blocks:
         """
         if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return estimate
-        if estimate.stderr <= max(self.tolerance * abs(estimate.value), TINIEST):
+        if estimate.stderr <= max(self.tolerance * abs(estimate.value), NEGLIGIBLE):
             return estimate
         probes = max((form.probes for form in self._forms.values()), default=0)
         spent = f" after {probes} probes" if probes else ""

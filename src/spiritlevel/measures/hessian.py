@@ -32,6 +32,8 @@ Eigen = Callable[..., Eigenpairs]
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_trace,
     layer_quantities=("hessian_trace",),
+    per_sample=lambda blocks: blocks.sample_traces().value,
+    surrogate="trace",
 )
 def hessian_trace(blocks: Blocks) -> Result:
     """Sum of the loss's curvatures over all parameter directions."""
@@ -81,6 +83,7 @@ def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
     invariant=("permutation",),
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_top_eigenvalue,
+    stability_line=True,
 )
 def hessian_top_eigenvalue(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest (algebraic) curvature over all directions, certified by its residual."""
@@ -95,6 +98,7 @@ def hessian_top_eigenvalue(problem: Problem, eigen: Eigen, *, tolerance: float =
     invariant=("permutation",),
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_spectral_norm,
+    stability_line=True,
 )
 def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest curvature in magnitude; differs from the top eigenvalue where negative curvature dominates."""

@@ -39,6 +39,7 @@ def _share_clipped(h: Tensor) -> tuple[int, float]:
     not_invariant=("neuron_rescaling", "output_scaling"),
     wants=("diagonal",),
     layer_quantities=("matrix_normalized_sharpness",),
+    surrogate="root",
     choices={"clip": _CLIPS},
     reference=reference.matrix_normalized_sharpness,
 )

@@ -146,6 +146,7 @@ def _stderr_data(problem: Problem, values: Tensor) -> float | None:
 
 @declare(
     title="Keskar sharpness: the worst rise of the loss in a box",
+    words="Keskar sharpness",
     formula=r"100\,\frac{\max_z L(w+Az)-L(w)}{1+L(w)},\quad |z_i|\le\epsilon(|(A^+w)_i|+1)",
     citation="Keskar et al. 2017, Metric 2.1; Granziol 2021, eq. (2)",
     cost=Cost(gradient=30, forward=10),

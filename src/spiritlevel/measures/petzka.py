@@ -98,6 +98,8 @@ def _declare_kappa(reduce: str, trace: bool) -> Measure:
         invariant=("layer_rescaling", "permutation"),
         not_invariant=("neuron_rescaling", "output_scaling"),
         layer_quantities=("kappa_tau" if trace else "kappa",),
+        layer_titles={"kappa_tau": "κτ"} if trace else {"kappa": "κ"},
+        surrogate=f"kappa_{reduce}" if trace else "",
         reference=partial(reference.kappa, reduce=reduce, trace=trace),
     )(function)
 
@@ -168,6 +170,7 @@ def _declare_rho(reduce: str) -> Measure:
         not_invariant=("output_scaling",),
         wants=("rows", "columns", "whole"),
         layer_quantities=("rho", "rho_max", "rho_sum"),
+        layer_titles={"rho": "ρ, whole layer"},
         choices={"neuron": ("in", "out", "layer")},
         reference=partial(reference.rho, reduce=reduce),
     )(function)

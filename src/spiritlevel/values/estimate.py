@@ -15,6 +15,7 @@ How = Literal["exact", "estimated", "lower_bound", "upper_bound"]
 Status = Literal["ok", "budget_spent", "not_finite", "not_applicable"]
 
 TINIEST = sys.float_info.min  # the rounding of a sampled zero
+NEGLIGIBLE = 1e-290  # what such roundings come to, added up and scaled: no error to speak of
 ANYWHERE = (-math.inf, math.inf)  # the interval of a number whose error a single draw cannot tell
 
 
