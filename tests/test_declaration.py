@@ -94,6 +94,7 @@ def test_cost_words_stand_for_numbers() -> None:
         "outputs - 1": 9,
         "layers × Lanczos steps": 60,
         "the top pairs and probes": 56,
+        "up to 2 × probes": 32,
         "until the residual is met": 40,
         "until the residuals are met": 40,
     }

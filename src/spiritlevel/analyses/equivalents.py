@@ -73,7 +73,7 @@ class Equivalents:
 
     def layers_rescaled(self, factors: Mapping[str, float]) -> Problem:
         """Return the problem with whole layers rescaled and the function kept."""
-        return self._with(lambda net, x, found: rescale_layers(net, x, factors, found=found))
+        return self.changed(lambda net, x, found: rescale_layers(net, x, factors, found=found))
 
     def neurons_rescaled(
         self,
@@ -84,21 +84,22 @@ class Equivalents:
         factors: Mapping[str, Tensor] | None = None,
     ) -> Problem:
         """Return the problem with single neurons rescaled, at random or as given, and the function kept."""
-        return self._with(
+        return self.changed(
             lambda net, x, found: rescale_neurons(net, x, seed=seed, low=low, high=high, factors=factors, found=found)
         )
 
     def permuted(self, seed: int = 0) -> Problem:
         """Return the problem with hidden units in another order."""
-        return self._with(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
+        return self.changed(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
 
     def outputs_scaled(self, alpha: float) -> Problem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
-        return self._with(lambda net, x, found: scale_output(net, x, alpha, found=found), keeps_loss=False)
+        return self.changed(lambda net, x, found: scale_output(net, x, alpha, found=found), keeps_loss=False)
 
-    def _with(self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True) -> Problem:
-        changed = change(self.network, self.example, self.found)
-        inner = changed.model if self._wrapped else changed
+    def changed(self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True) -> Problem:
+        """Return the problem on what ``change`` makes of the network, the example and the symmetries found."""
+        copied = change(self.network, self.example, self.found)
+        inner = copied.model if self._wrapped else copied
         assert isinstance(inner, nn.Module)
         result = self.problem.on_network(inner)
         if keeps_loss:

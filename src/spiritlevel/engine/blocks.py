@@ -40,6 +40,26 @@ class TensorEstimate:
         """Whether any part of it was sampled."""
         return self.how != "exact"
 
+    def largest(self) -> tuple[int, Estimate]:
+        """Return where the largest entry of a vector is, and the entry.
+
+        Where entries were sampled it is chosen on one half of the probes and evaluated on the other, both ways: the
+        largest of noisy values would be too large on average, this is at most the true largest on average.
+        """
+        if not self.sampled:
+            top = int(self.value.argmax())
+            return top, Estimate(float(self.value[top]), verified=self.verified)
+        halves = self.halves if self.halves is not None else self.value.expand(2, -1)
+        picks = [int(half.argmax()) for half in halves]
+        return picks[0], Estimate(
+            0.5 * float(halves[1][picks[0]] + halves[0][picks[1]]),
+            # Each half alone has √2 times the error of all probes, and the two evaluations may share their luck.
+            math.sqrt(2) * float(max(self.stderr[pick] for pick in picks)),
+            how="lower_bound",
+            status=self.status,
+            reason=self.reason,
+        )
+
 
 class Blocks:
     """Diagonal blocks of the Hessian of a problem, layer by layer, computed once and asked many times."""
@@ -323,14 +343,16 @@ class Blocks:
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)
-        stderr = torch.zeros_like(value)
+        stderr, halves = torch.zeros_like(value), value.expand(2, -1)
         folds = self.sums.sample_folds
         if folds is not None:
             stderr = folds.std(0) / len(folds) ** 0.5
+            halves = torch.stack([folds[0::2].mean(0), folds[1::2].mean(0)])
         if self.sampled_names:
-            remainder, error = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
-            value, stderr = value + remainder, (stderr.square() + error.square()).sqrt()
-        return TensorEstimate(value, stderr, "estimated")
+            remainder = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
+            value, stderr = value + remainder.mean, (stderr.square() + remainder.stderr.square()).sqrt()
+            halves = halves + remainder.half_means
+        return TensorEstimate(value, stderr, "estimated", halves=halves)
 
 
 def _fold_stderr(folds: Tensor) -> float:

@@ -50,6 +50,7 @@ COST_WORDS: dict[str, Callable[[Extent], float]] = {
     "outputs - 1": lambda extent: extent.columns,
     "layers × Lanczos steps": lambda extent: extent.weights * TYPICAL_LANCZOS_STEPS,
     "the top pairs and probes": lambda extent: TYPICAL_EIGEN_PRODUCTS + extent.settings.get("probes", 8),
+    "up to 2 × probes": lambda extent: 2 * extent.settings.get("probes", 0),
     "until the residual is met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
     "until the residuals are met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
 }
