@@ -113,3 +113,15 @@ def test_symmetries_are_worded_in_one_table() -> None:
     for each in SYMMETRIES.values():
         assert each.words
         assert each.listed_as
+
+
+def test_what_the_page_says_of_measures_is_what_they_declare() -> None:
+    from spiritlevel.page.sections import layers, margins, samples
+
+    for quantity in layers.INVARIANT:
+        owners = [own for own in MEASURES.values() if quantity in own.layer_quantities]
+        assert owners, quantity
+        assert all(own.invariances[name] for own in owners for name in RESCALINGS), quantity
+    assert not any(MEASURES[layers.TRACE].invariances[name] for name in RESCALINGS)
+    for name in (samples.Y, *samples.AGAINST, *margins.QUANTITIES):
+        assert MEASURES[name].per_sample, name
