@@ -58,7 +58,7 @@ COST_WORDS: dict[str, Callable[[Extent], float]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Sweeps over the data by kind, as numbers or as words of ``COST_WORDS``, which the problem and settings fill in.
+    """Sweeps over the data by kind, as numbers, or as words of ``COST_WORDS`` or a setting's name, filled in by a plan.
 
     ``columns`` are backward passes of the curvature sweep (classes - 1 for cross-entropy); a sampled remainder adds
     products where a layer is not piecewise linear.
@@ -75,10 +75,15 @@ class Cost:
         return ", ".join(parts) or "no pass over the data"
 
     def sweeps(self, extent: Extent) -> dict[str, float]:
-        """Return about how many sweeps of each kind that is."""
-        declared = {kind: getattr(self, kind) for kind in ("forward", "gradient", "column", "product")}
-        counts = {k: COST_WORDS[n](extent) if isinstance(n, str) else n for k, n in declared.items()}
-        return {kind: float(count) for kind, count in counts.items() if count}
+        """Return about how many sweeps of each kind that is; words nobody knows stand for a search."""
+        found = {}
+        for kind, count in vars(self).items():
+            if isinstance(count, str):
+                about = COST_WORDS.get(count)
+                count = about(extent) if about else extent.settings.get(count, TYPICAL_EIGEN_PRODUCTS)
+            if count:
+                found[kind] = float(count)
+        return found
 
 
 @dataclass(frozen=True)
@@ -170,11 +175,9 @@ def declare(
                 f"measure {own_name} must name each symmetry at most once, from {', '.join(SYMMETRIES)}; "
                 f"found {', '.join(sorted(unknown)) or 'one named as both'}"
             )
-        own_cost = cost or Cost()
         for value, known, what in (
             (statistic, STATISTIC_NAMES, "statistic"),
             (surrogate, ("", *SURROGATES), "surrogate"),
-            *((n, COST_WORDS, "cost") for n in vars(own_cost).values() if isinstance(n, str)),
         ):
             if value not in known:
                 raise UsageError(f"measure {own_name}: {what} must be one of {', '.join(known)}, not {value!r}")
@@ -187,7 +190,7 @@ def declare(
             formula=formula,
             citation=citation,
             sharper_when=sharper_when,
-            cost=own_cost,
+            cost=cost or Cost(),
             invariances={s: True if s in invariant else False if s in not_invariant else None for s in SYMMETRIES},
             needs=needs,
             settings=settings,
