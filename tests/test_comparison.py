@@ -381,11 +381,11 @@ def test_more_networks_are_ranked_and_their_orders_correlated() -> None:
 def test_the_reading_of_the_mock() -> None:
     findings = [
         Finding("Hessian trace", "A", 6.55, holds="reversible", factor=2.6, kind="layers"),
-        Finding("Top eigenvalue", "A", 3.7, holds="reversible", factor=1.9, kind="layers"),
-        Finding("Normalised sharpness", "A", 1.4, holds="invariant"),
+        Finding("top eigenvalue", "A", 3.7, holds="reversible", factor=1.9, kind="layers"),
+        Finding("normalised sharpness", "A", 1.4, holds="invariant"),
         Finding("κτ, summed over layers", "A", 1.3, holds="reversible", factor=3.0, kind="neurons"),
         Finding("ρ, summed over layers", None, 1.01),
-        Finding("Output margin", "A", 0.94, holds="scales_with_logits"),
+        Finding("output margin", "A", 0.94, holds="scales_with_logits"),
     ]
     assert reading(["A", "B"], findings) == [
         "A is flatter than B by 5 of 6 measures (1 undecided); for 1 of the 5 no rescaling found in these networks "
@@ -407,7 +407,7 @@ def test_readings_say_no_more_than_is_known() -> None:
     )
     nothing_to_try = [Finding("Hessian trace", "A", 2.0, holds="not_tried")]
     assert "no rescaling was found in these networks to try" in reading(["A", "B"], nothing_to_try)[0]
-    margins = [Finding("Output margin", "A", 2.0, holds="scales_with_logits")]
+    margins = [Finding("output margin", "A", 2.0, holds="scales_with_logits")]
     assert "it scales with the logits" in reading(["A", "B"], margins)[0]
     split = [Finding("Hessian trace", "A", 2.0, holds="invariant"), Finding("ρ", "B", 0.5, holds="invariant")]
     assert reading(["A", "B"], split)[0].startswith("A is flatter than B by 1 of 2 measures, B by 1;")

@@ -189,7 +189,7 @@ def test_each_samples_sampled_trace_carries_its_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tanh", "tied", "layer_norm"])
-def test_whole_and_transposed_forms_carry_their_errors(name: str) -> None:
+def test_transposed_forms_carry_their_errors_and_whole_ones_are_exact(name: str) -> None:
     problem, dense = trained(name)
     found = Coverage(float(dense.hessian.diagonal().abs().sum()))
     for seed in range(8):
@@ -198,7 +198,9 @@ def test_whole_and_transposed_forms_carry_their_errors(name: str) -> None:
             if full in blocks.sampled_names:
                 matrix = dense.tensor(full)
                 block = dense.block(full).reshape(*matrix.shape, *matrix.shape)
-                found.add(f"whole {weight}", blocks.whole(weight), float(quadratic_forms(dense, full, "layer")[0]))
+                whole, truth = blocks.whole(weight), float(quadratic_forms(dense, full, "layer")[0])
+                assert (whole.how, whole.stderr, whole.status) == ("exact", 0.0, "ok")  # a product, nothing sampled
+                assert abs(whole.value - truth) <= 1e-9 * found.scale
                 flatness = float(torch.einsum("sk,tk,sata->", matrix, matrix, block))
                 found.add(f"transposed {weight}", blocks.transposed(weight), flatness)
     found.check(1.2, 0.2, 3.0)

@@ -445,7 +445,7 @@ def test_the_padding_around_a_convolution(module: Any, kept: str, monkeypatch: p
 def test_classes_that_layers_share() -> None:
     assert (nn.modules.batchnorm._BatchNorm,) == base_classes.BATCH_NORMS
     assert (nn.modules.batchnorm._NormBase,) == base_classes.NORMS
-    assert (nn.modules.loss._Loss,) == base_classes.LOSSES
+    assert (nn.modules.loss._Loss,) == base_classes.LOSS_MODULES
 
 
 def test_classes_that_share_nothing_stand_for_themselves() -> None:

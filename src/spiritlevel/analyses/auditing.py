@@ -7,15 +7,15 @@ declared invariance that a measured change contradicts is reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
+from spiritlevel.analyses.trials import TRIALS, Change, rescalings
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
@@ -75,7 +75,10 @@ def audit(
     run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
     sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
-    trials = [*_function_preserving(run, base, ranges), *_permuted(run, base), *_output_scaling(run, base, sweep)]
+    trials = [
+        *(trial for changes in TRIALS for trial in _tried(run, base, changes(equivalents, ranges, seed))),
+        *_output_scaling(run, base, sweep),
+    ]
     return Audit(
         verdicts=_verdicts(chosen, trials),
         sweep=sweep,
@@ -104,7 +107,8 @@ def examine(
     """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
     run = _Run(equivalents, chosen, settings or {}, seed, tolerance, False)
     sweep = _sweep(run, [float(alpha)])
-    trials = [*_function_preserving(run, base, chosen_strengths(strengths)), *_output_scaling(run, base, sweep)]
+    changes = rescalings(equivalents, chosen_strengths(strengths), seed)
+    trials = [*_tried(run, base, changes), *_output_scaling(run, base, sweep)]
     return _verdicts(chosen, trials), dict(run.refused)
 
 
@@ -175,51 +179,17 @@ class _Run:
         )
 
 
-def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float, float]]) -> list[Trial]:
-    equivalents = run.equivalents
-    found = equivalents.found
-    trials: list[Trial] = []
-    for position, (strength, (low, high)) in enumerate(ranges.items()):
-        rng = np.random.default_rng([run.seed, position])
-        if equivalents.names("layers"):
-            # Up or down at random, so that the factors of a deep chain do not pile up in its last layer.
-            drawn = np.exp(rng.uniform(math.log(low), math.log(high), len(equivalents.names("layers"))))
-            signs = rng.choice([-1.0, 1.0], len(drawn))
-            factors = dict(zip(equivalents.names("layers"), (drawn**signs).tolist()))
-            trials += _tried(run, base, "layer_rescaling", strength, lambda f=factors: equivalents.layers_rescaled(f))
-        if equivalents.names("neurons"):
-            draw = {
-                each.name: torch.from_numpy(
-                    np.exp(rng.uniform(math.log(low), math.log(high), each.factors))
-                    ** rng.choice([-1.0, 1.0], each.factors)
-                )
-                for each in found.of_kind("neurons")
-            }
-            trials += _tried(
-                run,
-                base,
-                "neuron_rescaling",
-                strength,
-                lambda f=draw: equivalents.neurons_rescaled(factors=f),
-            )
-    return trials
-
-
-def _permuted(run: _Run, base: Report) -> list[Trial]:
-    if not run.equivalents.found.of_kind("permutation"):
-        return []
-    return _tried(run, base, "permutation", "", lambda: run.equivalents.permuted(run.seed))
-
-
-def _tried(run: _Run, base: Report, symmetry: str, strength: str, change: Any) -> list[Trial]:
-    """Measure on the changed network; a refusal of the change is kept with its reason."""
-    try:
-        after = run.report(change())
-    except SpiritlevelError as error:
-        run.refused[f"{symmetry} {strength}".strip()] = str(error)
-        return []
+def _tried(run: _Run, base: Report, changes: Iterable[Change]) -> Iterator[Trial]:
+    """Measure on the changed networks; a refusal of a change is kept with its reason."""
     dtype = run.equivalents.problem.dtype
-    return [judge(own.name, symmetry, strength, base[own.name], after[own.name], dtype) for own in run.chosen]
+    for symmetry, strength, change in changes:
+        try:
+            after = run.report(change())
+        except SpiritlevelError as error:
+            run.refused[f"{symmetry} {strength}".strip()] = str(error)
+            continue
+        for own in run.chosen:
+            yield judge(own.name, symmetry, strength, base[own.name], after[own.name], dtype)
 
 
 def judge(

@@ -23,7 +23,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.measures.registry import MEASURES, select
+from spiritlevel.measures.registry import MEASURES, select, words_of
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.compared import Comparison, Holding, Margins, Row
 from spiritlevel.results.contrasts import Contrast
@@ -116,7 +116,8 @@ def assemble(
         raise UsageError("the reports have no measure in common, so there is nothing to compare")
     weights = next(iter(problems.values())).survey.weights if problems else None
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
-    findings = [_finding(row, labels) for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
+    findings = [_finding(row, measures.get(row.name), labels) for row in counted]
     untrained, off_minimum = _untrained(reports), _off_minimum(reports)
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
@@ -168,6 +169,7 @@ def _row(
             (a, reports[a]),
             (b, reports[b]),
             sharper_when,
+            statistic=own.statistic if own is not None else "mean",
             weights=weights,
             groups=(by_group[a], by_group[b]) if by_group else None,
             seed=seed,
@@ -200,7 +202,7 @@ def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
     return nearest.second if nearest.first == flattest else nearest.first
 
 
-def _finding(row: Row, labels: Sequence[str]) -> Finding:
+def _finding(row: Row, own: Measure | None, labels: Sequence[str]) -> Finding:
     pair = row.between(labels[0], labels[1])
     if len(labels) > 2 and row.flattest is not None:
         rival = _closest_rival(row.flattest, row.contrasts)
@@ -208,7 +210,7 @@ def _finding(row: Row, labels: Sequence[str]) -> Finding:
     ratio = pair.ratio if pair is not None else None
     reversal = row.holding.reversal
     return Finding(
-        title=row.title,
+        words=words_of(row.name, row.title) if own is None else own.words,
         flatter=row.flattest,
         ratio=None if ratio is None else ratio.value,
         ratio_ends=None if ratio is None else (ratio.low, ratio.high),

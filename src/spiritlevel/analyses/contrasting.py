@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from spiritlevel.values.statistics import (
     STATISTICS,
     Interval,
     PairedIntervals,
+    Statistic,
     grouped_intervals,
     paired_intervals,
     point,
@@ -33,20 +33,22 @@ def contrast(
     second: tuple[str, Report],
     sharper_when: str,
     *,
+    statistic: str = "mean",
     weights: Tensor | None = None,
     groups: tuple[Sequence[Report], Sequence[Report]] | None = None,
     seed: int = 0,
 ) -> Contrast | None:
     """Return the contrast of two reports on the same data, None where either has no value.
 
-    Samples are paired where both reports hold the measure's own value of each sample, else groups of them where both
+    Samples are paired where both reports hold the measure's own value of each sample, of which the network's value is
+    the ``statistic`` (a setting of that name decides where the measure has one), else groups of them where both
     were measured on ``groups``; errors of the computation are added, and the certificates of eigenvalues on top.
     """
     (label_a, report_a), (label_b, report_b) = first, second
     a, b = report_a[name], report_b[name]
     if any(e.status not in ("ok", "budget_spent") for e in (a, b)):
         return None
-    found, over_samples = _over_samples(name, report_a, report_b, weights, seed)
+    found, over_samples = _over_samples(name, report_a, report_b, statistic, weights, seed)
     if over_samples == "none" and groups is not None:
         by_group = grouped_intervals(a.value, b.value, *(_values(name, reports) for reports in groups))
         if by_group is not None:
@@ -90,7 +92,7 @@ def _residual(estimate: Estimate, report: Report) -> float:
 
 
 def _over_samples(
-    name: str, report_a: Report, report_b: Report, weights: Tensor | None, seed: int
+    name: str, report_a: Report, report_b: Report, statistic: str, weights: Tensor | None, seed: int
 ) -> tuple[PairedIntervals, OverSamples]:
     a, b = report_a[name], report_b[name]
     samples_a, samples_b = report_a.per_sample.get(name), report_b.per_sample.get(name)
@@ -101,25 +103,21 @@ def _over_samples(
     values = [samples.double().numpy() for samples in (samples_a, samples_b)]
     if settings.get("abs"):
         values = [np.abs(each) for each in values]
-    statistic = _recognised(values, share, (a.value, b.value), settings)
-    if statistic is None:
+    statistic = settings.get("statistic", statistic)
+    if statistic not in STATISTICS or not _reproduced(STATISTICS[statistic], values, share, (a.value, b.value)):
         return point(a.value, b.value), "none"
     return paired_intervals(values[0], values[1], STATISTICS[statistic], weights=share, seed=seed), "paired"
 
 
-def _recognised(
-    values: list[np.ndarray], weights: np.ndarray, targets: tuple[float, float], settings: Mapping[str, Any]
-) -> str | None:
-    """Return the statistic of the samples that reproduces both reported values, so that the measure is resampled."""
-    order = [settings["statistic"]] if settings.get("statistic") in STATISTICS else []
-    for name in dict.fromkeys([*order, *STATISTICS]):
-        for each, target in zip(values, targets):
-            counted = (weights > 0) & ~np.isnan(each)
-            if not counted.any():
-                break
-            found = float(STATISTICS[name](each[counted][None], weights[counted][None])[0])
-            if not math.isclose(found, target, rel_tol=REPRODUCED, abs_tol=1e-300):
-                break
-        else:
-            return name
-    return None
+def _reproduced(
+    statistic: Statistic, values: list[np.ndarray], weights: np.ndarray, targets: tuple[float, float]
+) -> bool:
+    """Return whether the samples give both reported values, so that what is resampled is the measure itself."""
+    for each, target in zip(values, targets):
+        counted = (weights > 0) & ~np.isnan(each)
+        if not counted.any():
+            return False
+        found = float(statistic(each[counted][None], weights[counted][None])[0])
+        if not math.isclose(found, target, rel_tol=REPRODUCED, abs_tol=1e-300):
+            return False
+    return True

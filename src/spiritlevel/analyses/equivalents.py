@@ -75,7 +75,7 @@ class Equivalents:
 
     def layers_rescaled(self, factors: Mapping[str, float]) -> OpenProblem:
         """Return the problem with whole layers rescaled and the function kept."""
-        return self._with(lambda net, x, found: rescale_layers(net, x, factors, found=found))
+        return self.changed(lambda net, x, found: rescale_layers(net, x, factors, found=found))
 
     def neurons_rescaled(
         self,
@@ -86,25 +86,26 @@ class Equivalents:
         factors: Mapping[str, Tensor] | None = None,
     ) -> OpenProblem:
         """Return the problem with single neurons rescaled, at random or as given, and the function kept."""
-        return self._with(
+        return self.changed(
             lambda net, x, found: rescale_neurons(net, x, seed=seed, low=low, high=high, factors=factors, found=found)
         )
 
     def permuted(self, seed: int = 0) -> OpenProblem:
         """Return the problem with hidden units in another order."""
-        return self._with(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
+        return self.changed(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
 
     def outputs_scaled(self, alpha: float) -> OpenProblem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
-        return self._changed(lambda net, x, found: scale_output(net, x, alpha, found=found))
+        return self.changed_anyhow(lambda net, x, found: scale_output(net, x, alpha, found=found))
 
-    def _with(self, change: Change) -> OpenProblem:
+    def changed(self, change: Change) -> OpenProblem:
         """Return the problem after a change that keeps the function, proven by every sample's loss."""
-        result = self._changed(change)
+        result = self.changed_anyhow(change)
         _prove_loss(self.problem, result)
         return result
 
-    def _changed(self, change: Change) -> OpenProblem:
+    def changed_anyhow(self, change: Change) -> OpenProblem:
+        """Return the problem on what ``change`` makes of the network, the example and the symmetries found."""
         changed = change(self.network, self.example, self.found)
         inner = changed.model if self._wrapped else changed
         assert isinstance(inner, nn.Module)

@@ -15,12 +15,10 @@ from spiritlevel.analyses.reversal import find_reversal
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results import Report
-from spiritlevel.results.audits import SYMMETRY_WORDS, Verdict
+from spiritlevel.results.audits import Verdict
 from spiritlevel.results.compared import Holding
 from spiritlevel.results.reversals import Reversal
-
-_RESCALINGS = ("layer_rescaling", "neuron_rescaling")
-_KIND = {"layer_rescaling": "layers", "neuron_rescaling": "neurons"}
+from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
 
 
 class Check:
@@ -81,8 +79,8 @@ class Check:
     def holding(self, own: Measure, pair: tuple[str, str]) -> Holding:
         """Return whether the ordering of a pair by a measure survives every symmetry found in these networks."""
         verdicts = [table[own.name] for table in self.verdicts]
-        changed = tuple(s for s in _RESCALINGS if any(row[s].verdict == "changes" for row in verdicts))
-        tried = [row[s].verdict for row in verdicts for s in _RESCALINGS if row[s].verdict != "not found"]
+        changed = tuple(s for s in RESCALINGS if any(row[s].verdict == "changes" for row in verdicts))
+        tried = [row[s].verdict for row in verdicts for s in RESCALINGS if row[s].verdict != "not found"]
         outputs = [row["output_scaling"].verdict for row in verdicts]
         scales = True if "changes" in outputs else False if "invariant" in outputs else None
         if changed:
@@ -106,7 +104,7 @@ class Check:
                 own,
                 (self.sides[first], self.sides[second]),
                 (self.base[first][own.name], self.base[second][own.name]),
-                (_KIND[symmetry],),
+                (SYMMETRIES[symmetry].kind,),
                 settings=self.settings,
                 seed=self.seed,
                 tolerance=self.tolerance,
@@ -130,7 +128,7 @@ def declared_holding(own: Measure | None) -> Holding:
     """Return what can be said from reports alone: what the measure declares, not checked on these networks."""
     if own is None:
         return Holding("not_tried", "not known: a measure of its own, and no network to try", False)
-    answers = {symmetry: own.invariances.get(symmetry) for symmetry in _RESCALINGS}
+    answers = {symmetry: own.invariances.get(symmetry) for symmetry in RESCALINGS}
     changed = tuple(symmetry for symmetry, answer in answers.items() if answer is False)
     scales = None if own.invariances.get("output_scaling") is None else not own.invariances["output_scaling"]
     if changed:

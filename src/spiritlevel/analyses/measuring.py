@@ -26,15 +26,6 @@ from spiritlevel.results.header import Header
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
-# Quantities of a layer in words, where no measure of the network has the same name.
-LAYER_TITLES = {
-    "kappa": "κ",
-    "kappa_tau": "κτ",
-    "rho": "ρ, whole layer",
-    "spectral_norm": "Spectral norm of the weight",
-    "stable_rank": "Stable rank of the weight",
-    "frobenius": "Frobenius norm of the weight",
-}
 Measures = str | Measure | Iterable[str | Measure]
 Settings = Mapping[str, Any]
 # Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
@@ -191,6 +182,7 @@ def _assemble(
         per_layer.update(result.layers)
         per_neuron.update(result.neurons)
         per_sample.update(result.samples)
+    titles = {q: title for own in [*MEASURES.values(), *chosen] for q, title in own.layer_titles.items()}
     return Report(
         estimates={name: result.value for name, result in results.items()},
         per_layer=per_layer,
@@ -198,7 +190,7 @@ def _assemble(
         per_sample=per_sample,
         header=header,
         settings=settings,
-        titles={**LAYER_TITLES, **{own.name: own.title for own in chosen}},
+        titles={**titles, **{own.name: own.title for own in chosen}},
     )
 
 
@@ -273,23 +265,13 @@ def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = N
         )
 
 
-_SAMPLE_NAMES = (
-    "hessian_trace",
-    "aceht",
-    "margin_bound",
-    "output_margin",
-    "softmax_margin",
-    "softmax_impurity",
-    "loss",
-)
-
-
 def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
     """Return one number a sample, in data order: {name: tensor of length N}; settings as for ``measure``."""
     wanted = [names] if isinstance(names, str) else list(names)
+    known = [*(name for name, own in MEASURES.items() if own.per_sample), "loss"]
     for name in wanted:
-        if name not in _SAMPLE_NAMES:
-            raise UsageError(f"there is no per-sample quantity {name!r}{near_names(name, _SAMPLE_NAMES)}")
+        if name not in known:
+            raise UsageError(f"there is no per-sample quantity {name!r}{near_names(name, known)}")
     problem = open_problem(problem)
     bench = Workbench(problem, seed=seed)
     found: dict[str, Tensor] = {}
@@ -297,10 +279,11 @@ def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0
         for name in wanted:
             if name == "loss":
                 found[name] = problem.survey.losses.clone()
-            elif name == "hessian_trace":
-                found[name] = bench.blocks.sample_traces().value
+                continue
+            own = MEASURES[name]
+            if callable(own.per_sample):
+                found[name] = own.per_sample(*(getattr(bench, need) for need in own.needs))
             else:
-                own = MEASURES[name]
                 result = run_measure(own, bench, chosen_settings([own], settings.get("settings", {}))[name])
                 if result.value.status == "not_applicable":
                     raise UsageError(f"{name} cannot be computed for these samples: {result.value.reason}")

@@ -12,12 +12,9 @@ import torch
 from spiritlevel.analyses.measuring import Measures, chosen_settings
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
-from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.declaration import Extent, Measure
 from spiritlevel.measures.registry import select
 
-# Typical lengths of the adaptive parts, for the estimate only: each stops by its own error or residual.
-TYPICAL_LANCZOS_STEPS = 20
-TYPICAL_EIGEN_PRODUCTS = 40
 # Cost of one sweep of each kind in gradient passes, about.
 WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
 
@@ -125,19 +122,7 @@ def _sweeps(
         needs.add(own.name)
     if needs and needs <= shared:
         return {}
-    words = {
-        "outputs - 1": float(columns),
-        "layers × Lanczos steps": float(len(problem.weights) * TYPICAL_LANCZOS_STEPS),
-        "the top pairs and probes": float(TYPICAL_EIGEN_PRODUCTS + settings.get("probes", 8)),
-    }
-    found = {}
-    for kind in WEIGHT:
-        declared = getattr(own.cost, kind)
-        if isinstance(declared, str):
-            declared = words.get(declared, float(settings.get(declared, TYPICAL_EIGEN_PRODUCTS)))
-        if declared:
-            found[kind] = float(declared)
-    return found
+    return own.cost.sweeps(Extent(columns, len(problem.weights), settings))
 
 
 def _basis_vectors(own: Measure) -> int:

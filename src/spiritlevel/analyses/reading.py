@@ -13,7 +13,7 @@ from spiritlevel.results.numerals import at_least, plain
 class Finding:
     """What the sentences need of one measure: who is flatter by it, and whether a rescaling could say otherwise."""
 
-    title: str
+    words: str  # the measure as it stands inside a sentence
     flatter: str | None  # None where the difference is within its error
     ratio: float | None = None
     ratio_ends: tuple[float, float] | None = None
@@ -96,7 +96,7 @@ def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]
     if reversed_by:
         # Those whose ordering looks clearest come first: they are what a reader would trust.
         loudest = sorted(reversed_by, key=_clarity, reverse=True)[:2]
-        names = _joined([finding.title for finding in loudest])
+        names = " and ".join(finding.words for finding in loudest)
         factor = max(finding.factor for finding in loudest if finding.factor is not None)
         kinds = {finding.kind for finding in loudest}
         what = "one pair of layers" if kinds == {"layers"} else "neurons" if kinds == {"neurons"} else "weights"
@@ -111,7 +111,7 @@ def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]
         )
     changing = [f for f in findings if f.flatter is not None and f.holds in ("changes", "reversible")]
     if changing:
-        names = _joined([finding.title for finding in changing[:2]])
+        names = " and ".join(finding.words for finding in changing[:2])
         verb = "changes" if len(changing) == 1 else "change"
         return f"{_capital(names)} {verb} when weights are rescaled, though no reversal was found here."
     decided = [finding for finding in findings if finding.flatter is not None]
@@ -122,7 +122,7 @@ def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]
     ends = largest.ratio_ends
     interval = f" (95% interval {plain(ends[0], 3)} to {plain(ends[1], 3)})" if ends and ends[0] < ends[1] else ""
     ratio = f"{labels[1]} ÷ {labels[0]} = " if len(labels) == 2 else "a ratio of "
-    return f"The largest difference is in {largest.title}: {ratio}{plain(largest.ratio, 3)}{interval}."
+    return f"The largest difference is in {largest.words}: {ratio}{plain(largest.ratio, 3)}{interval}."
 
 
 def _clarity(finding: Finding) -> float:
@@ -132,17 +132,6 @@ def _clarity(finding: Finding) -> float:
 
 def _rival(labels: Sequence[str], leader: str) -> str:
     return next((label for label in labels if label != leader), leader)
-
-
-def _joined(titles: Sequence[str]) -> str:
-    lowered = [titles[0], *(_uncapital(title) for title in titles[1:])]
-    return " and ".join(lowered)
-
-
-def _uncapital(title: str) -> str:
-    """Return a title inside a sentence; names of people and symbols keep their letter."""
-    keep = ("Hessian", "Gauss", "Fisher", "Keskar", "Gaussian")
-    return title if title.startswith(keep) or not title[:1].isascii() else title[:1].lower() + title[1:]
 
 
 def _capital(text: str) -> str:

@@ -27,7 +27,7 @@ from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.cleaning import lines_for_terminal
 from spiritlevel.values.draws import Samples
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.estimate import ANYWHERE, Estimate, at_least_rounding
 
 MINIMUM_PROBES = 8  # before an error over probes is believed
 TOP_COUNT = 40  # largest eigenvalues kept, where they converged
@@ -224,7 +224,8 @@ class _Run:
         status, reason = path.verdict(met, shortfall)
         return Estimate(
             draws.mean,
-            error,
+            at_least_rounding(error, draws.mean, torch.finfo(self.problem.dtype).eps),
+            interval=None if math.isfinite(error) else ANYWHERE,
             how="estimated",
             status=status,
             reason=reason,

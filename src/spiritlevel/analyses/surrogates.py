@@ -70,17 +70,8 @@ class Surrogate:
         return found
 
 
-_FORMS = {
-    "hessian_trace": "trace",
-    "kappa_tau_sum": "kappa_sum",
-    "kappa_tau_max": "kappa_max",
-    "kappa_tau_last": "kappa_last",
-    "matrix_normalized_sharpness": "root",
-}
-
-
 def form_of(own: Measure, settings: Settings, kind: str) -> str:
     """Return which function of the diagonal stands for a measure; one that only resembles it has "like" in its name."""
     plain = all(settings.get(f"{own.name}.{key}", value) == value for key, value in own.settings.items())
     like = "like_trace" if kind == "layers" else "like_kappa"
-    return _FORMS.get(own.name, like) if own.builtin and plain else like
+    return own.surrogate if own.surrogate and plain else like

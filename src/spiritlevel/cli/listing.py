@@ -10,6 +10,7 @@ from rich.text import Text
 
 from spiritlevel.cli.screens import console
 from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
 _KINDS = ("measures", "nets", "data", "studies")
 
@@ -35,11 +36,7 @@ def _measures() -> None:
     table.add_column("meaning", overflow="fold", ratio=1)
     table.add_column("survives rescaling", no_wrap=True)
     for measure in MEASURES.values():
-        kept = [
-            word
-            for word, symmetry in (("layers", "layer_rescaling"), ("neurons", "neuron_rescaling"))
-            if measure.invariances[symmetry]
-        ]
+        kept = [SYMMETRIES[name].kind for name in RESCALINGS if measure.invariances[name]]
         table.add_row(measure.name, Text(measure.meaning), " and ".join(kept) or "no")
     screen = console()
     screen.print(table)

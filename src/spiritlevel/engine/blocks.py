@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, s
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
-from spiritlevel.values.estimate import Estimate, How, Result, Status
+from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Status, at_least_rounding
 
 TOLERANCE = 0.05
 MAXIMUM_PROBES = 512
@@ -38,6 +39,26 @@ class TensorEstimate:
     def sampled(self) -> bool:
         """Whether any part of it was sampled."""
         return self.how != "exact"
+
+    def largest(self) -> tuple[int, Estimate]:
+        """Return where the largest entry of a vector is, and the entry.
+
+        Where entries were sampled it is chosen on one half of the probes and evaluated on the other, both ways: the
+        largest of noisy values would be too large on average, this is at most the true largest on average.
+        """
+        if not self.sampled:
+            top = int(self.value.argmax())
+            return top, Estimate(float(self.value[top]), verified=self.verified)
+        halves = self.halves if self.halves is not None else self.value.expand(2, -1)
+        picks = [int(half.argmax()) for half in halves]
+        return picks[0], Estimate(
+            0.5 * float(halves[1][picks[0]] + halves[0][picks[1]]),
+            # Each half alone has √2 times the error of all probes, and the two evaluations may share their luck.
+            math.sqrt(2) * float(max(self.stderr[pick] for pick in picks)),
+            how="lower_bound",
+            status=self.status,
+            reason=self.reason,
+        )
 
 
 class Blocks:
@@ -134,7 +155,14 @@ class Blocks:
             return "exact", True, "ok", ""
         if kind not in self._forms:
             return "estimated", False, "ok", ""
-        return "estimated", False, *path_of(self.problem).verdict()
+        path = path_of(self.problem)
+        # The form of a whole weight is one product, which leaves nothing to sample.
+        nothing_sampled = kind == "whole" and (self.sums is None or exact_columns) and not path.differences
+        return "exact" if nothing_sampled else "estimated", False, *path.verdict()
+
+    def _error(self, how: How, value: float, error: float) -> float:
+        """Return the error of a value so obtained, never less than its rounding where draws happened to agree."""
+        return error if how == "exact" else at_least_rounding(error, value, torch.finfo(self.problem.dtype).eps)
 
     def judged(self, estimate: Estimate) -> Estimate:
         """Return an estimate made of these blocks with the status that its own error gives it.
@@ -143,7 +171,7 @@ class Blocks:
         """
         if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return estimate
-        if estimate.stderr <= self.tolerance * abs(estimate.value):
+        if estimate.stderr <= max(self.tolerance * abs(estimate.value), NEGLIGIBLE):
             return estimate
         probes = max((form.probes for form in self._forms.values()), default=0)
         spent = f" after {probes} probes" if probes else ""
@@ -175,7 +203,7 @@ class Blocks:
         how, verified, status, reason = self._labels(list(self.problem.layers), "entries")
         return Estimate(
             value=value,
-            stderr=stderr,
+            stderr=self._error(how, value, stderr),
             stderr_data=self._data_error() if how == "exact" else None,
             how=how,
             verified=verified,
@@ -202,11 +230,13 @@ class Blocks:
             raise UsageError("samples of a batch influence each other here, so there is no Gauss–Newton pass")
         folds = self._fold_total(list(self.problem.parameters), "trace")
         exact = self.sums.exact_columns
+        how: How = "exact" if exact else "estimated"
+        value = float(folds.mean())
         return Estimate(
-            value=float(folds.mean()),
-            stderr=_fold_stderr(folds),
+            value=value,
+            stderr=self._error(how, value, _fold_stderr(folds)),
             stderr_data=self._data_error() if exact else None,
-            how="exact" if exact else "estimated",
+            how=how,
             samples=self.problem.survey.count,
         )
 
@@ -232,7 +262,8 @@ class Blocks:
             value += float(running.mean)
             variance += float(running.stderr) ** 2
         how, verified, status, reason = self._labels([layer], "entries")
-        return Estimate(value, variance**0.5, None, how=how, verified=verified, status=status, reason=reason)
+        error = self._error(how, value, variance**0.5)
+        return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def whole(self, layer: str) -> Estimate:
         """Return the quadratic form wᵀHw of one whole weight in its own block."""
@@ -244,9 +275,12 @@ class Blocks:
 
     def _scalar_form(self, layer: str, kind: str) -> Estimate:
         found = self._parts(self.problem.weights[layer], kind)
+        value, error = float(found.value), float(found.stderr)
+        if kind == "whole" and found.sampled and kind in self._forms:
+            error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
         return Estimate(
-            float(found.value),
-            float(found.stderr),
+            value,
+            self._error(found.how, value, error),
             None,
             how=found.how,
             verified=found.verified,
@@ -278,9 +312,9 @@ class Blocks:
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
         how, verified, status, reason = self._labels([self._layer_of(full)], kind)
-        return Estimate(
-            float(parts.value.sum()), variance**0.5, None, how=how, verified=verified, status=status, reason=reason
-        )
+        value = float(parts.value.sum())
+        error = self._error(how, value, variance**0.5)
+        return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def _parts(self, full: str, kind: str) -> TensorEstimate:
         base = self._base(full, kind)
@@ -309,14 +343,16 @@ class Blocks:
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)
-        stderr = torch.zeros_like(value)
+        stderr, halves = torch.zeros_like(value), value.expand(2, -1)
         folds = self.sums.sample_folds
         if folds is not None:
             stderr = folds.std(0) / len(folds) ** 0.5
+            halves = torch.stack([folds[0::2].mean(0), folds[1::2].mean(0)])
         if self.sampled_names:
-            remainder, error = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
-            value, stderr = value + remainder, (stderr.square() + error.square()).sqrt()
-        return TensorEstimate(value, stderr, "estimated")
+            remainder = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
+            value, stderr = value + remainder.mean, (stderr.square() + remainder.stderr.square()).sqrt()
+            halves = halves + remainder.half_means
+        return TensorEstimate(value, stderr, "estimated", halves=halves)
 
 
 def _fold_stderr(folds: Tensor) -> float:

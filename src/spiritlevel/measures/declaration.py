@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
+
 from spiritlevel.values.errors import UsageError
+from spiritlevel.values.statistics import STATISTICS
+from spiritlevel.values.symmetries import SYMMETRIES
 
 # What a measure may take by position: names of quantities that are computed once and shared (see workbench.py).
 QUANTITIES = (
@@ -22,15 +26,39 @@ QUANTITIES = (
     "perturbed",
     "seed",
 )
-# Maps of the parameters that keep the function, or only scale the outputs; a measure answers for each.
-SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "output_scaling", "permutation")
-
 Answer = bool | None  # invariant, not invariant, or not known
+# How the network's value may come from those of its samples; a maximum is not resampled, which would be too small.
+STATISTIC_NAMES = (*STATISTICS, "maximum")
+# What of the diagonal a measure may be, exactly, for the search for a rescaling that reverses an ordering.
+SURROGATES = ("trace", "kappa_sum", "kappa_max", "kappa_last", "root")
+# Typical lengths of the adaptive parts, for a plan only: each stops by its own error or residual.
+TYPICAL_LANCZOS_STEPS = 20
+TYPICAL_EIGEN_PRODUCTS = 40
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What decides how many sweeps a word of a cost stands for."""
+
+    columns: int  # of the loss's factor
+    weights: int  # weight matrices
+    settings: Mapping[str, Any]
+
+
+# The words that may stand for a number of sweeps, with about how many they will be.
+COST_WORDS: dict[str, Callable[[Extent], float]] = {
+    "outputs - 1": lambda extent: extent.columns,
+    "layers × Lanczos steps": lambda extent: extent.weights * TYPICAL_LANCZOS_STEPS,
+    "the top pairs and probes": lambda extent: TYPICAL_EIGEN_PRODUCTS + extent.settings.get("probes", 8),
+    "up to 2 × probes": lambda extent: 2 * extent.settings.get("probes", 0),
+    "until the residual is met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
+    "until the residuals are met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
+}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Sweeps over the data by kind, as numbers or as words that a setting or the problem fills in.
+    """Sweeps over the data by kind, as numbers, or as words of ``COST_WORDS`` or a setting's name, filled in by a plan.
 
     ``columns`` are backward passes of the curvature sweep (classes - 1 for cross-entropy); a sampled remainder adds
     products where a layer is not piecewise linear.
@@ -45,6 +73,17 @@ class Cost:
         words = {"forward": "forward", "gradient": "gradient", "column": "backward columns", "product": "products"}
         parts = [f"{getattr(self, kind)} {word}" for kind, word in words.items() if getattr(self, kind)]
         return ", ".join(parts) or "no pass over the data"
+
+    def sweeps(self, extent: Extent) -> dict[str, float]:
+        """Return about how many sweeps of each kind that is; words nobody knows stand for a search."""
+        found = {}
+        for kind, count in vars(self).items():
+            if isinstance(count, str):
+                about = COST_WORDS.get(count)
+                count = about(extent) if about else extent.settings.get(count, TYPICAL_EIGEN_PRODUCTS)
+            if count:
+                found[kind] = float(count)
+        return found
 
 
 @dataclass(frozen=True)
@@ -67,6 +106,12 @@ class Measure:
     layer_quantities: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()  # "classes": integer labels and class scores; "independent": samples not coupled
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    words: str = ""  # the title as it stands inside a sentence
+    layer_titles: Mapping[str, str] = field(default_factory=dict)  # of layer quantities no measure is named like
+    per_sample: bool | Callable[..., Tensor] = False  # whether its result holds them, or what computes them alone
+    statistic: str = "mean"  # of the samples' values; a setting of that name takes its place
+    surrogate: str = ""  # the function of the Hessian's diagonal that it is, where it is one
+    stability_line: bool = False  # whether gradient descent keeps it at 2 over the learning rate
     builtin: bool = False
 
     def __call__(self, *quantities: Any, **settings: Any) -> Any:
@@ -104,11 +149,21 @@ def declare(
     requires: tuple[str, ...] = (),
     choices: Mapping[str, tuple[Any, ...]] | None = None,
     name: str | None = None,
+    words: str = "",
+    layer_titles: Mapping[str, str] | None = None,
+    per_sample: bool | Callable[..., Tensor] = False,
+    statistic: str = "mean",
+    surrogate: str = "",
+    stability_line: bool = False,
 ) -> Callable[[Callable[..., Any]], Measure]:
     """Declare a measure: the decorated function's positional arguments name what it needs, its keywords its settings.
 
     The first line of its docstring is the meaning.  Positional names come from ``QUANTITIES``; a function of
     ``problem`` alone can do anything.  It returns a number, an ``Estimate`` or a ``Result``.
+
+    ``words`` is the title as it stands inside a sentence, where that differs by more than its first letter;
+    ``layer_titles`` those of its ``layer_quantities``.  ``per_sample`` says that its result holds a number a sample
+    under its own name, or computes these from the same quantities; ``statistic`` is what of them the value is.
     """
 
     def wrap(function: Callable[..., Any]) -> Measure:
@@ -120,6 +175,12 @@ def declare(
                 f"measure {own_name} must name each symmetry at most once, from {', '.join(SYMMETRIES)}; "
                 f"found {', '.join(sorted(unknown)) or 'one named as both'}"
             )
+        for value, known, what in (
+            (statistic, STATISTIC_NAMES, "statistic"),
+            (surrogate, ("", *SURROGATES), "surrogate"),
+        ):
+            if value not in known:
+                raise UsageError(f"measure {own_name}: {what} must be one of {', '.join(known)}, not {value!r}")
         meaning = (inspect.getdoc(function) or title).splitlines()[0]
         return Measure(
             name=own_name,
@@ -138,9 +199,25 @@ def declare(
             layer_quantities=layer_quantities,
             requires=requires,
             choices=choices or {},
+            words=words or in_sentence(title),
+            layer_titles=layer_titles or {},
+            per_sample=per_sample,
+            statistic=statistic,
+            surrogate=surrogate,
+            stability_line=stability_line,
         )
 
     return wrap
+
+
+_NAMES = ("Hessian", "Gauss", "Fisher", "Frobenius", "Keskar")  # the field's own, which keep their capital anywhere
+
+
+def in_sentence(title: str) -> str:
+    """Return a title as it stands inside a sentence: names, symbols and abbreviations keep their capitals."""
+    first = title.split(maxsplit=1)[0] if title.strip() else ""
+    ordinary = first[:1].isascii() and first[:1].isupper() and first[1:].islower()
+    return title[0].lower() + title[1:] if ordinary and not first.startswith(_NAMES) else title
 
 
 def _read_signature(name: str, function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:

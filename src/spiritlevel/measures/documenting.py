@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from spiritlevel.measures.declaration import SYMMETRIES, Measure
+from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import GROUPS, MEASURES
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.symmetries import SYMMETRIES
 
 _ANSWERS = {True: "unchanged", False: "changes", None: "not known"}
-_SYMMETRY_WORDS = {
-    "layer_rescaling": "rescaling layers",
-    "neuron_rescaling": "rescaling neurons",
-    "output_scaling": "scaling the outputs",
-    "permutation": "permuting neurons",
-}
+# Reordering units changes no measure, so the table leaves it out.
+_COLUMNS = [each for each in SYMMETRIES.values() if each.name != "permutation"]
 
 
 def page() -> str:
@@ -30,8 +27,8 @@ def page() -> str:
         + ", ".join(f"`{name}`" for name in GROUPS["default"])
         + ".",
         "",
-        "| measure | name | rescaling layers | rescaling neurons | scaling the outputs |",
-        "|---|---|---|---|---|",
+        f"| measure | name | {' | '.join(each.words for each in _COLUMNS)} |",
+        f"|---|---|{'---|' * len(_COLUMNS)}",
         *(_row(measure) for measure in MEASURES.values()),
         "",
         *(line for measure in MEASURES.values() for line in _section(measure)),
@@ -40,7 +37,7 @@ def page() -> str:
 
 
 def _row(measure: Measure) -> str:
-    answers = [_ANSWERS[measure.invariances[s]] for s in ("layer_rescaling", "neuron_rescaling", "output_scaling")]
+    answers = [_ANSWERS[measure.invariances[each.name]] for each in _COLUMNS]
     return f"| {measure.title} | [`{measure.name}`](#{measure.name}) | {' | '.join(answers)} |"
 
 
@@ -49,7 +46,7 @@ def description(measure: Measure) -> dict[str, str]:
     found = {"meaning": measure.meaning, "formula": measure.formula, "from": measure.citation}
     if measure.sharper_when:
         found["sharper when"] = measure.sharper_when
-    found |= {_SYMMETRY_WORDS[s]: _ANSWERS[measure.invariances[s]] for s in SYMMETRIES}
+    found |= {each.words: _ANSWERS[measure.invariances[each.name]] for each in SYMMETRIES.values()}
     found["cost alone"] = str(measure.cost)
     if measure.settings:
         found["settings"] = ", ".join(_setting(measure, name) for name in measure.settings)

@@ -28,6 +28,7 @@ SMALLEST_STEP = 1 / 64
 
 @declare(
     title="Feature robustness: the worst mean rise of the loss when features φ move to φ + δAφ",
+    words="feature robustness",
     formula=r"\max_{\|A\|_2\le 1}\ \mathrm{mean}\,[\ell(\psi(\phi+\delta A\phi),y)-\ell(\psi(\phi),y)]",
     citation="Petzka et al. 2019, appendices C.1 and D.1",
     cost=Cost(forward=2, column="outputs - 1"),

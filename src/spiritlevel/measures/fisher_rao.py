@@ -25,6 +25,7 @@ KEEPS_THE_FUNCTION = ("layer_rescaling", "neuron_rescaling", "permutation")
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.fisher_rao_norm,
+    per_sample=True,
     choices={"labels": ("observed", "model")},
 )
 def fisher_rao_norm(radial: RadialStats, *, labels: str = "observed") -> Result:

@@ -17,7 +17,7 @@ from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import curvature as reference
-from spiritlevel.values.estimate import Estimate, Result, not_applicable
+from spiritlevel.values.estimate import Estimate, Result, at_least_rounding, not_applicable
 
 _RESCALINGS = ("layer_rescaling", "neuron_rescaling")
 Eigen = Callable[..., Eigenpairs]
@@ -32,6 +32,8 @@ Eigen = Callable[..., Eigenpairs]
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_trace,
     layer_quantities=("hessian_trace",),
+    per_sample=lambda blocks: blocks.sample_traces().value,
+    surrogate="trace",
 )
 def hessian_trace(blocks: Blocks) -> Result:
     """Sum of the loss's curvatures over all parameter directions."""
@@ -81,6 +83,7 @@ def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
     invariant=("permutation",),
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_top_eigenvalue,
+    stability_line=True,
 )
 def hessian_top_eigenvalue(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest (algebraic) curvature over all directions, certified by its residual."""
@@ -95,6 +98,7 @@ def hessian_top_eigenvalue(problem: OpenProblem, eigen: Eigen, *, tolerance: flo
     invariant=("permutation",),
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_spectral_norm,
+    stability_line=True,
 )
 def hessian_spectral_norm(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest curvature in magnitude; differs from the top eigenvalue where negative curvature dominates."""
@@ -121,7 +125,7 @@ def _squares_written_out(problem: OpenProblem) -> Estimate:
     error = max(matrix.path.disagreement * norm, float((columns - columns.t()).norm()) / 2)
     return Estimate(
         square,
-        2 * norm * error,
+        at_least_rounding(2 * norm * error, square, torch.finfo(problem.dtype).eps),
         how="estimated",
         status=status,
         reason=reason,
@@ -135,7 +139,7 @@ def _in_form(square: Estimate, form: str, size: int) -> Estimate:
     value, error = square.value, square.stderr or 0.0
     root = math.sqrt(max(value, 0.0))
     shown = {
-        "norm": (root, error / (2 * root) if root > 0 else 0.0),
+        "norm": (root, error / (2 * root) if root > 0 else math.sqrt(error)),
         "squared": (value, error),
         "squared_per_parameter": (value / size, error / size),
     }
@@ -192,7 +196,7 @@ def hessian_frobenius(
     )
     square = Estimate(
         mean,
-        error,
+        at_least_rounding(error, mean, torch.finfo(problem.dtype).eps),
         how="estimated",
         status=status,
         reason=reason,
@@ -224,7 +228,7 @@ def hessian_log_volume(problem: OpenProblem, eigen: Eigen, *, k: int = 10, toler
     met = pairs.status == "ok"
     return Estimate(
         float(values.log().sum()),
-        interval=(float(low), float(high)) if math.isfinite(float(low)) else None,
+        interval=(float(low), float(high)),  # without a lower end where a residual reaches to 0
         how="estimated",
         status="ok" if met else "budget_spent",
         reason="" if met else f"the largest residual is still {float(residuals.max()):.2g}",

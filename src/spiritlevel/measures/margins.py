@@ -34,6 +34,7 @@ NO_INPUT = "the samples have no floating-point input, or several, and the norm o
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.aceht,
+    per_sample=True,
     choices={"feature": ("input", "penultimate"), "bias": ("auto", True, False)},
 )
 def aceht(outputs: OutputStats, *, feature: str = "input", bias: str | bool = "auto") -> Result:
@@ -62,6 +63,7 @@ def aceht(outputs: OutputStats, *, feature: str = "input", bias: str | bool = "a
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.margin_bound,
+    per_sample=True,
     requires=("classes",),
     choices={"bound_norm": ("sq_plus_one", "sq", "l2")},
 )
@@ -89,6 +91,8 @@ def margin_bound(outputs: OutputStats, *, bound_norm: str = "sq_plus_one") -> Re
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.output_margin,
+    per_sample=True,
+    statistic="median",
     requires=("classes",),
     choices={"statistic": STATISTICS, "abs": (False, True)},
 )
@@ -109,6 +113,8 @@ def output_margin(outputs: OutputStats, *, statistic: str = "median", abs: bool 
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.softmax_margin,
+    per_sample=True,
+    statistic="median",
     requires=("classes",),
     choices={"statistic": STATISTICS, "abs": (False, True)},
 )
@@ -126,6 +132,7 @@ def softmax_margin(outputs: OutputStats, *, statistic: str = "median", abs: bool
     # A standardised moment is the same for margins that are all multiplied by one factor.
     invariant=(*KEEPS_THE_FUNCTION, "output_scaling"),
     reference=reference.margin_skewness,
+    statistic="skewness",
     requires=("classes",),
     choices={"form": ("standardized", "central"), "abs": (False, True)},
 )
@@ -156,6 +163,7 @@ def margin_skewness(outputs: OutputStats, *, form: str = "standardized", abs: bo
     invariant=KEEPS_THE_FUNCTION,
     not_invariant=("output_scaling",),
     reference=reference.softmax_impurity,
+    per_sample=True,
 )
 def softmax_impurity(outputs: OutputStats) -> Result:
     """How undecided the softmax is: the probability that two labels drawn from it differ (Gini impurity)."""

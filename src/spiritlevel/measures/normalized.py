@@ -13,7 +13,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import normalized as reference
-from spiritlevel.values.estimate import Estimate, Result, not_applicable
+from spiritlevel.values.estimate import Estimate, Result, at_least_rounding, not_applicable
 
 _CLIPS = ("zero", "abs", "none")
 
@@ -39,6 +39,7 @@ def _share_clipped(h: Tensor) -> tuple[int, float]:
     not_invariant=("neuron_rescaling", "output_scaling"),
     wants=("diagonal",),
     layer_quantities=("matrix_normalized_sharpness",),
+    surrogate="root",
     choices={"clip": _CLIPS},
     reference=reference.matrix_normalized_sharpness,
 )
@@ -72,7 +73,10 @@ def matrix_normalized_sharpness(
             value += math.sqrt(norm * term)
             variance += (math.sqrt(norm / term) / 2 * error) ** 2 if term > 0 else 0.0
         if used:
-            layers[name] = Estimate(value, math.sqrt(variance), how=how, verified=verified)  # type: ignore[arg-type]
+            error = math.sqrt(variance)
+            if how == "estimated":
+                error = at_least_rounding(error, value, torch.finfo(problem.dtype).eps)
+            layers[name] = Estimate(value, error, how=how, verified=verified)  # type: ignore[arg-type]
     return _summed(problem, layers, "matrix_normalized_sharpness", worst, {"negative_entries": negative_entries})
 
 

@@ -33,6 +33,11 @@ DENSE_SIDE = 2048
     not_invariant=("layer_rescaling", "neuron_rescaling", "output_scaling"),
     reference=reference.weight_norm,
     layer_quantities=("weight_norm", "frobenius", "spectral_norm", "stable_rank"),
+    layer_titles={
+        "frobenius": "Frobenius norm of the weight",
+        "spectral_norm": "Spectral norm of the weight",
+        "stable_rank": "Stable rank of the weight",
+    },
     choices={"conv": CONV_CHOICES},
 )
 def weight_norm(problem: OpenProblem, *, conv: str = "reshaped") -> Result:

@@ -108,7 +108,8 @@ def pac_bayes_terms(
     vacuous = value >= 1
     return Estimate(
         value=value,
-        stderr=float(errors.std()) / math.sqrt(draws),
+        # Where all draws agree, they tell the share of errors to one sample in all of them.
+        stderr=float(errors.std()) / math.sqrt(draws) or 1 / (2 * draws * survey.count),
         how="estimated",
         reason="the bound is vacuous: it is at least 1, which no error exceeds" if vacuous else "",
         samples=survey.count,

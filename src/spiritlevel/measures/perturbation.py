@@ -15,7 +15,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import perturbation as reference
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.estimate import Estimate, at_least_rounding
 
 # Draws of noise of a few roundings' size: what they change in the loss is the rounding of the loss itself.
 ROUNDING_DRAWS = 2
@@ -81,7 +81,9 @@ def noise_curvature(
     return Estimate(
         value=middle["value"],
         # Rounding of L(θ) is common to all draws, so their spread does not show it.
-        stderr=math.hypot(middle["stderr"], middle["rounding"]),
+        stderr=at_least_rounding(
+            math.hypot(middle["stderr"], middle["rounding"]), middle["value"], torch.finfo(problem.dtype).eps
+        ),
         stderr_data=_stderr_data(problem, by_sample / middle["radius"] ** 2),
         how="estimated",
         status="budget_spent" if lost else "ok",
@@ -144,6 +146,7 @@ def _stderr_data(problem: OpenProblem, values: Tensor) -> float | None:
 
 @declare(
     title="Keskar sharpness: the worst rise of the loss in a box",
+    words="Keskar sharpness",
     formula=r"100\,\frac{\max_z L(w+Az)-L(w)}{1+L(w)},\quad |z_i|\le\epsilon(|(A^+w)_i|+1)",
     citation="Keskar et al. 2017, Metric 2.1; Granziol 2021, eq. (2)",
     cost=Cost(gradient=30, forward=10),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -98,6 +97,8 @@ def _declare_kappa(reduce: str, trace: bool) -> Measure:
         invariant=("layer_rescaling", "permutation"),
         not_invariant=("neuron_rescaling", "output_scaling"),
         layer_quantities=("kappa_tau" if trace else "kappa",),
+        layer_titles={"kappa_tau": "κτ"} if trace else {"kappa": "κ"},
+        surrogate=f"kappa_{reduce}" if trace else "",
         reference=partial(reference.kappa, reduce=reduce, trace=trace),
     )(function)
 
@@ -109,30 +110,22 @@ _NEURON = {"in": "rows", "out": "columns"}
 
 
 def _largest(parts: dict[str, TensorEstimate]) -> Estimate:
-    """Return the largest entry over all layers.
-
-    Where entries were sampled it is chosen on one half of the probes and evaluated on the other, both ways: the largest
-    of noisy values would be too large on average, this is at most the true largest on average.
-    """
-    names = [name for name, part in parts.items() for _ in range(len(part.value))]
-    if not any(part.sampled for part in parts.values()):
-        values = torch.cat([part.value for part in parts.values()])
-        top = int(values.argmax())
-        verified = all(part.verified for part in parts.values())
-        return Estimate(float(values[top]), verified=verified, details={"layer": names[top]})
-    halves = torch.cat([p.halves if p.halves is not None else p.value.expand(2, -1) for p in parts.values()], dim=1)
-    errors = torch.cat([part.stderr for part in parts.values()])
-    picks = [int(half.argmax()) for half in halves]
-    spent = next((part for part in parts.values() if part.status != "ok"), None)
-    return Estimate(
-        0.5 * float(halves[1][picks[0]] + halves[0][picks[1]]),
-        # Each half alone has √2 times the error of all probes, and the two evaluations may share their luck.
-        math.sqrt(2) * float(max(errors[pick] for pick in picks)),
-        how="lower_bound",
+    """Return the largest entry over all layers; where entries were sampled, a lower bound."""
+    several = list(parts.values())
+    sampled = any(part.sampled for part in several)
+    halves = [part.halves if part.halves is not None else part.value.expand(2, -1) for part in several]
+    spent = next((part for part in several if part.status != "ok"), None)
+    place, largest = TensorEstimate(
+        torch.cat([part.value for part in several]),
+        torch.cat([part.stderr for part in several]),
+        how="estimated" if sampled else "exact",
+        verified=all(part.verified for part in several),
         status=spent.status if spent else "ok",
         reason=spent.reason if spent else "",
-        details={"layer": names[picks[0]]},
-    )
+        halves=torch.cat(halves, dim=1) if sampled else None,
+    ).largest()
+    names = [name for name, part in parts.items() for _ in range(len(part.value))]
+    return replace(largest, details={"layer": names[place]})
 
 
 def _rho(reduce: str) -> Callable[..., Result]:
@@ -168,6 +161,7 @@ def _declare_rho(reduce: str) -> Measure:
         not_invariant=("output_scaling",),
         wants=("rows", "columns", "whole"),
         layer_quantities=("rho", "rho_max", "rho_sum"),
+        layer_titles={"rho": "ρ, whole layer"},
         choices={"neuron": ("in", "out", "layer")},
         reference=partial(reference.rho, reduce=reduce),
     )(function)

@@ -18,7 +18,7 @@ from spiritlevel.measures import (
     perturbation,
     petzka,
 )
-from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.declaration import Measure, in_sentence
 from spiritlevel.values.errors import UsageError, near_names
 
 # The order of the families is the order of every listing.
@@ -66,6 +66,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "papers": tuple(name for name in MEASURES if name != "normalized_sharpness_direct"),
     "all": tuple(MEASURES),
 }
+
+
+def words_of(name: str, title: str) -> str:
+    """Return a measure as it stands inside a sentence, also one that only a report knows, by its title."""
+    declared = MEASURES.get(name)
+    return declared.words if declared is not None and declared.title == title else in_sentence(title)
 
 
 def select(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:

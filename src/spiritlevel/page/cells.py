@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from spiritlevel.page.parts import Cell
@@ -51,4 +52,5 @@ def shared_how(estimates: Sequence[Estimate | None]) -> Cell:
         return Cell(found[0], small=reasons)
     kinds = list(dict.fromkeys(text.partition(", residual")[0] for text in found))
     residuals = [residual for estimate in present if (residual := residual_of(estimate)) is not None]
-    return Cell(" / ".join(kinds) + (f", residual ≤ {max(residuals):.1e}" if residuals else ""), small=reasons)
+    largest = max(residuals, default=math.inf)
+    return Cell(" / ".join(kinds) + (f", residual ≤ {largest:.1e}" if math.isfinite(largest) else ""), small=reasons)

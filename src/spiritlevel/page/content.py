@@ -122,6 +122,12 @@ class Content:
 
         return MEASURES[name].title if name in MEASURES else name.replace("_", " ")
 
+    def words(self, name: str) -> str:
+        """Return a measure or layer quantity as it stands inside a sentence."""
+        from spiritlevel.measures.registry import words_of
+
+        return words_of(name, self.title(name))
+
 
 def of_reports(
     reports: Report | Iterable[Report] | Mapping[str, Report], learning_rate: float | None = None

@@ -10,6 +10,7 @@ from spiritlevel.page.figures.ratios import ratios
 from spiritlevel.page.parts import Cell, Figure, First, Row, Table
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins
 from spiritlevel.results import Report
+from spiritlevel.values.symmetries import RESCALINGS
 
 MOST_COLUMNS = 4
 MOST_ROWS = 10
@@ -191,7 +192,7 @@ def rescaling_words(content: Content, name: str) -> str:
     for each in content.audits.values():
         row = each.verdicts.get(name)
         if row:
-            found = [row[s].verdict for s in ("layer_rescaling", "neuron_rescaling") if s in row]
+            found = [row[s].verdict for s in RESCALINGS if s in row]
             if "changes" in found:
                 return "yes, measured"
             if found and all(verdict == "invariant" for verdict in found):

@@ -12,6 +12,7 @@ from spiritlevel.page.sections.layers import INVARIANT, TRACE
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain, value_text
 from spiritlevel.results.wording import UNTRAINED
+from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
 Answer = tuple[str, str]  # the bold sentence and the one after it
 MEASURED = ("ok", "budget_spent")
@@ -46,7 +47,7 @@ def of_several(content: Content, places: Mapping[str, float] | None, unit: str) 
     ][:2]
     away = sum(report.header.at_minimum is False for report in reports)
     aside = f"; {away} of the {len(reports)} networks {'is' if away == 1 else 'are'} not at a minimum" if away else ""
-    ends = {_lowered(content.title(name)): f"{value_text(first[name])} to {value_text(last[name])}" for name in shared}
+    ends = {content.words(name): f"{value_text(first[name])} to {value_text(last[name])}" for name in shared}
     if not ends:
         strong = f"{len(reports)} reports, with no measure in common."
     elif places is None:
@@ -70,9 +71,8 @@ def of_comparison(content: Content) -> Answer:
 def of_audit(content: Content) -> Answer:
     """Return the answer of an audit: how many measures kept their value, and which changed most."""
     audit = next(iter(content.audits.values()))
-    rescalings = ("layer_rescaling", "neuron_rescaling")
     verdicts = {
-        name: [row[s].verdict for s in rescalings if s in row and row[s].verdict not in ("not found", "not measured")]
+        name: [row[s].verdict for s in RESCALINGS if s in row and row[s].verdict not in ("not found", "not measured")]
         for name, row in audit.verdicts.items()
     }
     tried = {name: found for name, found in verdicts.items() if found}
@@ -99,16 +99,15 @@ def of_audit(content: Content) -> Answer:
     factors = [
         (max(f, 1 / f), f, name, s)
         for name, row in audit.verdicts.items()
-        for s in rescalings
+        for s in RESCALINGS
         if s in row and (f := row[s].factor) is not None and f > 0
     ]
     if not factors:
         return strong, "No declared invariance is contradicted."
     _, factor, name, symmetry = max(factors)
-    words = {"layer_rescaling": "layers", "neuron_rescaling": "neurons"}[symmetry]
     return strong, (
-        f"The largest change shown is that of {_lowered(content.title(name))}, multiplied by {factor_text(factor)} "
-        f"when {words} were rescaled."
+        f"The largest change shown is that of {content.words(name)}, multiplied by {factor_text(factor)} "
+        f"when {SYMMETRIES[symmetry].kind} were rescaled."
     )
 
 
@@ -179,9 +178,7 @@ def rescaling_sentence(report: Report) -> str:
     measured = [name for name, estimate in report.items() if estimate.status in MEASURED]
     kept, moved = [], []
     for name in measured:
-        answers = (
-            [MEASURES[name].invariances[s] for s in ("layer_rescaling", "neuron_rescaling")] if name in MEASURES else []
-        )
+        answers = [MEASURES[name].invariances[s] for s in RESCALINGS] if name in MEASURES else []
         if answers and all(answers):
             kept.append(name)
         elif False in answers:
@@ -209,13 +206,13 @@ def layer_sentence(content: Content, report: Report) -> str:
     if len(shares) < 2:
         return ""
     layer = max(shares, key=lambda name: shares[name])
-    words = f"Layer {layer} holds {_share(shares[layer])} of the {_lowered(content.title(TRACE))}"
+    words = f"Layer {layer} holds {_share(shares[layer])} of the {content.words(TRACE)}"
     for quantity in INVARIANT:
         others = shares_of({k: e.value for k, e in report.per_layer.get(quantity, {}).items() if e.status in MEASURED})
         if layer in others:
             return (
                 f"{words}, which rescaling could move to another, and {_share(others[layer])} of "
-                f"{_lowered(content.title(quantity))}, which it could not."
+                f"{content.words(quantity)}, which it could not."
             )
     return f"{words}, which rescaling could move to another."
 
@@ -223,7 +220,7 @@ def layer_sentence(content: Content, report: Report) -> str:
 def value_sentence(content: Content, report: Report) -> str:
     """Say the first two values."""
     said = [
-        f"{_lowered(content.title(name))} is {value_text(estimate)}"
+        f"{content.words(name)} is {value_text(estimate)}"
         for name, estimate in report.items()
         if estimate.status in MEASURED
     ][:2]
@@ -232,10 +229,3 @@ def value_sentence(content: Content, report: Report) -> str:
 
 def _share(value: float) -> str:
     return f"{100 * value:.0f}%"
-
-
-def _lowered(title: str) -> str:
-    """Return a title as it stands inside a sentence: names and symbols keep their capitals."""
-    word = title.split()[0]
-    names = ("Hessian", "Gauss–Newton", "Fisher–Rao", "Keskar", "PAC-Bayes", "Gaussian")
-    return title if word.startswith(names) or not word[:1].isupper() or word.isupper() else title[0].lower() + title[1:]

@@ -11,17 +11,12 @@ from spiritlevel.results.numerals import MISSING, plain
 from spiritlevel.results.wording import header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Decision = Literal["invariant", "changes", "undecided", "not measured", "not found"]
-SYMMETRY_WORDS = {
-    "layer_rescaling": "rescaling layers",
-    "neuron_rescaling": "rescaling neurons",
-    "permutation": "reordering units",
-    "output_scaling": "scaling outputs",
-}
 # The trials whose change is shown where they decided.
 _USUAL = ("usual", "α=10")
 
@@ -218,13 +213,13 @@ class Audit(ResultBase):
     def _neuron_table(self) -> RenderableType:
         from rich.text import Text
 
-        words = {"frobenius": "Frobenius norm", "spectral_norm": "spectral norm", "stable_rank": "stable rank"}
         factors = self.one_neuron.get("", {}).get("factor", [])
         table = _new_table("layer", "", *(f"× {factor:g}" for factor in factors))
         for layer, quantities in self.one_neuron.items():
             for quantity, values in quantities.items():
-                if quantity in words:
-                    table.add_row(Text(for_terminal(layer)), words[quantity], *(plain(value, 4) for value in values))
+                if layer:  # the factors themselves belong to none
+                    words = Text(for_terminal(self.base.title(quantity)))
+                    table.add_row(Text(for_terminal(layer)), words, *(plain(value, 4) for value in values))
         return table
 
     # --- for other programs ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.estimate import NEGLIGIBLE, Estimate
 
 EXACT_DIGITS = 5
 MISSING = "—"
@@ -25,7 +25,7 @@ def plain(value: float | None, digits: int = EXACT_DIGITS) -> str:
 
 def with_error(value: float, error: float) -> str:
     """Return ``value ± error``, the error with two significant digits and the value to the same place."""
-    if not math.isfinite(error) or error <= 0:
+    if not math.isfinite(error) or error <= NEGLIGIBLE:
         return plain(value)
     if not math.isfinite(value):
         return MISSING

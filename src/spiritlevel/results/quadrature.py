@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from spiritlevel.values.draws import Samples, student_quantile
 from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.estimate import at_least_rounding
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Quadrature:
         """Estimate the share of eigenvalues below zero, further than rounding reaches."""
         zero = self.rounding * float(self.nodes.abs().max())
         share = (self.weights * (self.nodes < -zero)).sum(dim=1)
-        return spectral_sum(share, 0.0)
+        found = spectral_sum(share, 0.0)
+        # Where all probes agree, the rounding of their weights is left, which sum to one.
+        return replace(found, stderr=at_least_rounding(found.stderr, 1.0, self.rounding))
 
     def effective_dimension(self, z: float) -> SpectralSum:
         """Estimate sum lambda / (lambda + z): directions curved more than ``z``; negative eigenvalues count as 0."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spiritlevel.results.checking import what_is_wrong
 from spiritlevel.values.errors import SpiritlevelError
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.estimate import ANYWHERE, TINIEST, Estimate
 
 SCHEMA_VERSION = 1
 ESTIMATE_FIELDS = (
@@ -55,12 +55,17 @@ def estimate_record(estimate: Estimate) -> dict[str, Any]:
 
 def read_estimate(record: Mapping[str, Any]) -> Estimate:
     """Return the estimate of a record; null stands for a value that was not finite."""
-    interval = record.get("interval")
+    stderr, interval = _number(record["stderr"]), record.get("interval")
+    if interval is not None:
+        interval = tuple(end if held is None else _number(held) for end, held in zip(ANYWHERE, interval))
+    elif record["how"] == "estimated":  # earlier versions also wrote estimates without an error
+        interval = None if math.isfinite(stderr) else ANYWHERE
+        stderr = stderr or TINIEST
     return Estimate(
         value=_number(record["value"]),
-        stderr=_number(record["stderr"]),
+        stderr=stderr,
         stderr_data=record.get("stderr_data"),
-        interval=None if interval is None else (_number(interval[0]), _number(interval[1])),
+        interval=interval,
         how=record["how"],
         verified=record["verified"],
         status=record["status"],

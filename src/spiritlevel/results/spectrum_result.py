@@ -17,7 +17,7 @@ from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_vo
 from spiritlevel.results.records import SCHEMA_VERSION, as_json, estimate_record, read_estimate
 from spiritlevel.values.cleaning import Cleaned
 from spiritlevel.values.errors import UsageError
-from spiritlevel.values.estimate import Estimate, not_applicable
+from spiritlevel.values.estimate import ANYWHERE, Estimate, at_least_rounding, not_applicable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -152,7 +152,7 @@ class Spectrum(Headed, ResultBase):
         skipped = above > k - 1
         return Estimate(
             total,
-            interval=interval if math.isfinite(interval[0]) else None,
+            interval=interval,  # without a lower end where a residual reaches to 0
             how="estimated",
             status="budget_spent" if skipped else "ok",
             reason="an eigenvalue that has not converged lies among them; take more steps" if skipped else "",
@@ -184,7 +184,8 @@ class Spectrum(Headed, ResultBase):
     def _estimate(self, found: SpectralSum) -> Estimate:
         return Estimate(
             found.value,
-            found.stderr,
+            at_least_rounding(found.stderr, found.value),
+            interval=None if math.isfinite(found.stderr) else ANYWHERE,
             how="estimated",
             samples=self.eigenvalue_max.samples,
             details={"draws": list(found.samples)},

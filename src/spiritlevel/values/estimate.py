@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
+from spiritlevel.values.errors import UsageError
+
 How = Literal["exact", "estimated", "lower_bound", "upper_bound"]
 Status = Literal["ok", "budget_spent", "not_finite", "not_applicable"]
+
+TINIEST = sys.float_info.min  # the rounding of a sampled zero
+NEGLIGIBLE = 1e-290  # what such roundings come to, added up and scaled: no error to speak of
+ANYWHERE = (-math.inf, math.inf)  # the interval of a number whose error a single draw cannot tell
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,7 @@ class Estimate:
     ``stderr`` is the error of the computation alone (0.0 when exact); ``stderr_data`` the error over the samples the
     value was averaged from, None where a mean over samples does not define it; ``interval`` a certificate that holds
     whatever the probes were (eigenvalues).  ``verified`` says that exactness was checked on this network and data.
+    A value that is called estimated has one of the two.
     """
 
     value: float
@@ -37,6 +45,12 @@ class Estimate:
         if self.status in ("ok", "budget_spent") and not math.isfinite(self.value):
             object.__setattr__(self, "status", "not_finite")
             object.__setattr__(self, "reason", self.reason or "the computation gave a value that is not finite")
+        has_error = self.interval is not None or (self.stderr > 0 and math.isfinite(self.stderr))
+        if self.how == "estimated" and self.status in ("ok", "budget_spent") and not has_error:
+            raise UsageError(
+                f"the value {self.value:.6g} is called estimated but has an error of {self.stderr} and no interval, so "
+                "nobody could tell how far off it is; give its error, or call it exact or a bound"
+            )
 
     def __float__(self) -> float:
         return float(self.value)
@@ -49,12 +63,15 @@ class Estimate:
     def scaled(self, factor: float) -> Estimate:
         """Return the estimate of ``factor`` times this quantity, errors and certificate included."""
         interval = self.interval and tuple(sorted(factor * end for end in self.interval))
+        stderr = self.stderr * abs(factor)
         return replace(
             self,
             value=self.value * factor,
-            stderr=self.stderr * abs(factor),
+            stderr=TINIEST if stderr == 0 < self.stderr else stderr,
             stderr_data=None if self.stderr_data is None else self.stderr_data * abs(factor),
             interval=interval,  # type: ignore[arg-type]
+            # Of nothing times what was sampled no error is left.
+            how="exact" if factor == 0 and self.how == "estimated" else self.how,
         )
 
 
@@ -74,3 +91,8 @@ class Result:
 def not_applicable(reason: str) -> Estimate:
     """Return the row of a measure that has no meaning here, with its reason in place of a number."""
     return Estimate(value=math.nan, stderr=math.nan, status="not_applicable", reason=reason)
+
+
+def at_least_rounding(error: float, value: float, eps: float = sys.float_info.epsilon) -> float:
+    """Return a sampled value's standard error; where all draws were equal, the rounding of what they agreed on."""
+    return error if error != 0 else max(eps * abs(value), TINIEST)

@@ -59,8 +59,14 @@ def skewness(values: Vector, weights: Vector) -> Vector:
     return third / root
 
 
+def total(values: Vector, weights: Vector) -> Vector:
+    """Σ t of every row."""
+    return values.sum(-1)
+
+
 STATISTICS: dict[str, Statistic] = {
     "mean": mean,
+    "sum": total,
     "median": quantile(0.5),
     "p10": quantile(0.1),
     "skewness": skewness,

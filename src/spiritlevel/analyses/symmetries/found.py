@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 
 from spiritlevel.analyses.symmetries.scales import Classes
 from spiritlevel.analyses.symmetries.walking import Walk
-
-KINDS = {
-    "layers": "whole layers, one factor each",
-    "neurons": "single neurons or channels",
-    "output_scale": "scale of the outputs (T_α)",
-    "permutation": "order of hidden units",
-}
+from spiritlevel.values.symmetries import SYMMETRIES
 
 
 @dataclass(frozen=True)
@@ -78,10 +72,10 @@ class Symmetries:
 
     def __str__(self) -> str:
         lines = []
-        for kind, title in KINDS.items():
-            of_kind = [each for each in self.symmetries if each.kind == kind]
+        for declared in SYMMETRIES.values():
+            of_kind = [each for each in self.symmetries if each.kind == declared.kind]
             if of_kind:
-                lines += [f"{title}:", *(f"  {each}" for each in of_kind)]
+                lines += [f"{declared.listed_as}:", *(f"  {each}" for each in of_kind)]
         if not lines:
             lines.append("no symmetry found" + (f": {self.reason}" if self.reason else ""))
         if self.left_alone:

@@ -269,8 +269,17 @@ def _reducer(problem: OpenProblem, kind: str) -> Callable[[str, Tensor], Tensor]
     return reduce
 
 
-def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return each sample's Tr R_i over ``names`` and its standard error over probes, both (N,).
+@dataclass(frozen=True)
+class SampleRemainders:
+    """Each sample's Tr R_i (N,) over probes, with two independent halves of them."""
+
+    mean: Tensor
+    stderr: Tensor
+    half_means: Tensor  # (2, N): over the even and over the odd probes
+
+
+def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: int, seed: int) -> SampleRemainders:
+    """Sample each sample's Tr R_i over ``names``.
 
     The second derivative of every sample's loss along a probe comes from pushing the probe forward twice; samples do
     not mix, so one graph serves the whole batch.
@@ -280,7 +289,7 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     make = _probe_maker(problem, names, "entries", seed)
     vectors = make(0, probes)
     total = torch.zeros(problem.survey.count, dtype=torch.float64)
-    squares = torch.zeros_like(total)
+    squares, halves = torch.zeros_like(total), torch.zeros(2, len(total), dtype=torch.float64)
     with problem.session():
         for batch in problem.batches("each sample's remainder"):
             outputs = problem.outputs(batch.content)
@@ -297,11 +306,14 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
                 draw = (curvature - gauss_newton).detach().double().cpu()
                 total[place] += draw
                 squares[place] += draw.square()
+                halves[k % 2, place] += draw
     problem.spent["hessian product"] += probes
     problem.spent["ggn product"] += probes
     mean = total / probes
     spread = (squares / probes - mean.square()).clamp(min=0) / max(probes - 1, 1)
-    return mean, spread.sqrt() if probes > 1 else torch.full_like(mean, math.inf)
+    stderr = spread.sqrt() if probes > 1 else torch.full_like(mean, math.inf)
+    half_means = halves / torch.tensor([[(probes + 1) // 2], [max(probes // 2, 1)]])
+    return SampleRemainders(mean, stderr, half_means)
 
 
 def push(values: Tensor, tensors: list[Tensor], vectors: list[Tensor], *, create_graph: bool = False) -> Tensor:

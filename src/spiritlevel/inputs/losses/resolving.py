@@ -13,27 +13,29 @@ from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, Sam
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError
 from spiritlevel.inputs.losses.normalized import NormalizedCrossEntropy
-from spiritlevel.inputs.torch_internals.base_classes import LOSSES
+from spiritlevel.inputs.torch_internals.base_classes import LOSS_MODULES
 from spiritlevel.values.errors import UsageError, near_names
 
-NAMES: dict[str, str] = {
-    "cross_entropy": "cross-entropy of class logits (B, C), or per position; integer labels",
-    "binary_cross_entropy": "cross-entropy of independent yes-or-no logits; labels from 0 to 1",
-    "mean_squared_error": "squared error, averaged over a sample's outputs; labels of the shape of the outputs",
-    "normalized_cross_entropy": "cross-entropy of standardised logits (Tsuzuku et al. 2019, eq. 20)",
-    "next_token": "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T)",
-    "same_token": "cross-entropy of logits (B, T, C) against the label (B, T) at the same position",
+# What a name stands for, and what it says of outputs and labels.
+LOSSES: dict[str, tuple[Callable[[], Loss], str]] = {
+    "cross_entropy": (CrossEntropy, "cross-entropy of class logits (B, C), or per position; integer labels"),
+    "binary_cross_entropy": (
+        BinaryCrossEntropy,
+        "cross-entropy of independent yes-or-no logits; labels from 0 to 1",
+    ),
+    "mean_squared_error": (
+        MeanSquaredError,
+        "squared error, averaged over a sample's outputs; labels of the shape of the outputs",
+    ),
+    "normalized_cross_entropy": (
+        NormalizedCrossEntropy,
+        "cross-entropy of standardised logits (Tsuzuku et al. 2019, eq. 20)",
+    ),
+    "next_token": (NextToken, "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T)"),
+    "same_token": (SameToken, "cross-entropy of logits (B, T, C) against the label (B, T) at the same position"),
 }
+NAMES: dict[str, str] = {name: words for name, (_, words) in LOSSES.items()}
 ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "mse": "mean_squared_error"}
-
-_MAKERS: dict[str, Callable[[], Loss]] = {
-    "cross_entropy": CrossEntropy,
-    "binary_cross_entropy": BinaryCrossEntropy,
-    "mean_squared_error": MeanSquaredError,
-    "normalized_cross_entropy": NormalizedCrossEntropy,
-    "next_token": NextToken,
-    "same_token": SameToken,
-}
 _FUNCTIONS: dict[Any, str] = {
     F.cross_entropy: "cross_entropy",
     F.binary_cross_entropy_with_logits: "binary_cross_entropy",
@@ -47,11 +49,11 @@ def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
         return loss
     if isinstance(loss, str):
         name = ALIASES.get(loss, loss)
-        if name not in _MAKERS:
+        if name not in LOSSES:
             hint = near_names(loss, [*NAMES, *ALIASES]) or f": the losses are {', '.join(NAMES)}"
             raise UsageError(f"There is no loss named {loss!r}{hint}")
-        return _MAKERS[name]()
-    if isinstance(loss, LOSSES):
+        return LOSSES[name][0]()
+    if isinstance(loss, LOSS_MODULES):
         return _from_torch(loss)
     if isinstance(loss, type) or not callable(loss):
         raise UsageError(
@@ -59,7 +61,7 @@ def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
             "returns one loss per sample."
         )
     if loss in _FUNCTIONS:
-        return _MAKERS[_FUNCTIONS[loss]]()
+        return LOSSES[_FUNCTIONS[loss]][0]()
     return CallableLoss(loss)
 
 

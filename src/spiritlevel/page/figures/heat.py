@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.results.audits import SYMMETRY_WORDS
 from spiritlevel.results.numerals import plain
+from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 if TYPE_CHECKING:
     from spiritlevel.results.audits import Audit

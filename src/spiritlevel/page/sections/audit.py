@@ -6,8 +6,9 @@ from spiritlevel.page.content import Content
 from spiritlevel.page.figures.curves import relative_curves
 from spiritlevel.page.figures.heat import heat_map
 from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
-from spiritlevel.results.audits import SYMMETRY_WORDS, Audit
+from spiritlevel.results.audits import Audit
 from spiritlevel.results.numerals import MISSING, plain, value_text
+from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 
 def section(content: Content) -> Section | None:

@@ -6,12 +6,10 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from spiritlevel.measures.registry import DEFAULT
+from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.page.content import Content
 from spiritlevel.page.figures.curves import curve, estimates_over, relative_curves
 from spiritlevel.page.parts import Figure, Part, Section
-
-_WITH_2_OVER_LR = ("hessian_top_eigenvalue", "hessian_spectral_norm")
 
 
 def places_of(content: Content) -> tuple[dict[str, float], str]:
@@ -58,11 +56,15 @@ def section(content: Content) -> Section | None:
     for name in content.measures:
         points = estimates_over(places, {k: r[name] for k, r in content.reports.items() if name in r})
         if len(points) > 1:
-            rule = (2 / rate, f"2/lr, lr = {rate:g}") if rate and name in _WITH_2_OVER_LR else None
+            rule = (2 / rate, f"2/lr, lr = {rate:g}") if rate and _has_stability_line(name) else None
             parts.append(curve(points, content.title(name), f"curve_of_measure_{name}", unit, rule))
     return (
         Section("curves", "Curves over training", f"{len(content.reports)} reports by {unit}", parts) if parts else None
     )
+
+
+def _has_stability_line(name: str) -> bool:
+    return name in MEASURES and MEASURES[name].stability_line
 
 
 def _header_points(content: Content, places: Mapping[str, float], key: str) -> list[tuple[float, str, float, float]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spiritlevel.measures.declaration import SYMMETRIES, Measure
+from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
 from spiritlevel.page.content import Content
 from spiritlevel.page.parts import Cell, Explanation, Part, Row, Section, Table
 from spiritlevel.results.numerals import MISSING
+from spiritlevel.values.symmetries import SYMMETRIES
 
 SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
 
@@ -126,18 +127,11 @@ def explanations(content: Content, name: str) -> list[Explanation]:
     return list(dict.fromkeys(found))
 
 
-WORDS = {
-    "layer_rescaling": "rescaling layers",
-    "neuron_rescaling": "rescaling neurons",
-    "output_scaling": "scaling the outputs",
-    "permutation": "reordering units",
-}
-
-
 def declared_words(own: Measure) -> str:
     """Return what a measure declares about the symmetries, in words."""
-    kept = [WORDS[s] for s in SYMMETRIES if own.invariances[s] is True]
-    changed = [WORDS[s] for s in SYMMETRIES if own.invariances[s] is False]
+    kept, changed = (
+        [each.words for each in SYMMETRIES.values() if own.invariances[each.name] is answer] for answer in (True, False)
+    )
     parts = ([f"unchanged by {', '.join(kept)}"] if kept else []) + (
         [f"changed by {', '.join(changed)}"] if changed else []
     )
