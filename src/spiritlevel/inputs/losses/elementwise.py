@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
-from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.inputs.losses.base import Batch, Factor, Loss, Sketch, labels_of
 from spiritlevel.values.errors import UsageError
 
 
@@ -22,26 +21,16 @@ class _Elementwise(Loss):
     def _root_of_diagonal(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Square roots of the diagonal of Λ, in float64, of the shape of the outputs."""
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
         """One column per output entry, or sketches of them; see :class:`Loss`."""
         root = self._root_of_diagonal(outputs, batch)
         count = root[0].numel()
-        exact = count <= limit
+        exact = count <= sketch.limit
         if exact:
             unit = torch.eye(count, dtype=torch.float64, device=root.device)
             coefficients = unit.view(count, 1, *root.shape[1:])
         else:
-            signs = index_signs(generator_seed, draw_count(draws, limit), sample_indices(outputs, indices), count)
-            coefficients = signs.view(-1, *root.shape)
+            coefficients = sketch.signs(outputs, count).view(-1, *root.shape)
         columns = (coefficients * root).to(outputs.dtype)
         signs_of_columns = torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device)
         return Factor(columns, signs_of_columns, psd=True, exact=exact, draws=1 if exact else len(columns))

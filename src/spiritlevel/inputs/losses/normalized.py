@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
+from spiritlevel.inputs.losses.base import Batch, Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy
 from spiritlevel.inputs.losses.indefinite import eigen_columns
-from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -55,30 +54,18 @@ class NormalizedCrossEntropy(Loss):
         product = product - parts.w * (parts.z * v).mean(-1, keepdim=True)
         return (product / parts.scale.square()).to(vectors.dtype)
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
         """Signed eigenvectors of Λ, at most C - 1 as it has no part along 1, or signed sketches; see :class:`Loss`."""
         self._check(outputs, batch)
         samples, classes = outputs.shape
-        if classes - 1 <= limit:
+        if classes - 1 <= sketch.limit:
             unit = torch.eye(classes, dtype=torch.float64, device=outputs.device)
             rows = self.hessian_product(outputs, batch, unit[:, None].expand(classes, samples, classes))
             columns, signs = eigen_columns(rows.transpose(0, 1))
             return Factor(columns.to(outputs.dtype), signs.to(outputs.dtype), psd=False, exact=True)
-        draws = draw_count(draws, limit)
+        draws = sketch.count
         parts = self._parts(outputs, batch)
-        chosen = sample_indices(outputs, indices)
-        first, second, last = index_signs(generator_seed, draws, chosen, 2 * classes).split(
-            [classes - 1, classes, 1], -1
-        )
+        first, second, last = sketch.signs(outputs, 2 * classes).split([classes - 1, classes, 1], -1)
         # Positive part: Q F with F Fᵀ = diag(p) - ppᵀ. The term a Q joins the side its sign says.
         positive = parts.counts * parts.project(softmax_factor_times(parts.z, first))
         multiple = parts.a.abs().sqrt() * parts.project(second)
