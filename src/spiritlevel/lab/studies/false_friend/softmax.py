@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,8 @@ from spiritlevel.lab.studies.false_friend.weight_decay import GAMMAS, PAPER, WOR
 from spiritlevel.lab.studies.material import (
     crossed,
     held_out_data,
-    network,
     sample_indices,
-    trained_together,
+    train_stack,
     training_data,
     with_common,
 )
@@ -47,13 +45,6 @@ def _grid(size: str) -> list[Settings]:
         crossed(weight_decay=GAMMAS, seed=range(seeds)), net="softmax_regression", inputs="symmetric", optimizer="sgd",
         lr=0.01, momentum=0.9, batch_size=128, schedule="linear", **common,
     )  # fmt: skip
-
-
-def _train(group: Sequence[Settings], place: Place) -> list[nn.Module]:
-    data = training_data(group[0], place)
-    models = [network(settings, data, place) for settings in group]
-    trained_together(group, models, data)
-    return models
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
@@ -111,7 +102,7 @@ STUDY = Study(
     title="Weight decay and sharpness: softmax regression on MNIST",
     paper=PAPER,
     grid=_grid,
-    train=_train,
+    train=train_stack,
     measure=_measure,
     analyse=_analyse,
     claims=(

@@ -150,10 +150,7 @@ STUDY = Study(
     name="false-friend-stability",
     title="λ₁ against 2/α and the bound for SGD",
     paper="Granziol 2021",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=_train, measure=_measure, analyse=_analyse,
     claims=(
         Claim("over-reached", "With weight decay λ₁ exceeds the bound 2/α₀ of gradient descent", "section 4, note",
               "above 20 for ResNets at α₀ = 0.1", (Within("end_over_bound_momentum_decay", 1.0),),

@@ -93,10 +93,7 @@ STUDY = Study(
     name="false-friend-theorem1",
     title="Theorem 1 in practice: curvature while the loss goes to zero",
     paper="Granziol 2021",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=_train, measure=_measure, analyse=_analyse,
     claims=(
         Claim("vanishes", "As the loss goes to zero the largest eigenvalue goes to zero", "theorem 1, (10)-(12)",
               "0 as L → 0", (Within("top_eigenvalue_left", -1.0, 0.1),),

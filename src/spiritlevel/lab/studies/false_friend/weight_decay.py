@@ -156,14 +156,7 @@ def _claims(place: str, eigenvalues: str, accuracies: str) -> tuple[Claim, ...]:
     )
 
 
-def _study(
-    name: str,
-    title: str,
-    claims: tuple[Claim, ...],
-    sizes: dict[str, dict[str, Any]],
-    words: dict[str, str],
-    **more: Any,
-) -> Study:
+def _study(sizes: dict[str, dict[str, Any]], words: dict[str, str], **more: Any) -> Study:
     def grid(size: str) -> list[Settings]:
         own = dict(sizes[size])
         seeds = own.pop("seeds")
@@ -171,14 +164,11 @@ def _study(
         return with_common(runs, optimizer="sgd", momentum=0.9, batch_size=128, schedule="linear", **own)
 
     return Study(
-        name=name,
-        title=title,
         paper=PAPER,
         grid=grid,
         train=_train,
         measure=_measure,
         analyse=_analyse,
-        claims=claims,
         departures=lambda size: [
             words[size],
             "γ is PyTorch's weight decay, γ/2 ‖w‖²; the Hessian is that of the unregularised loss over the stated "
@@ -200,9 +190,6 @@ _SMALL = {"data": "mnist", "images": 10000, "validation": 5000, "points": 3000, 
 def _mlp(name: str, widths: list[int], words: str) -> Study:
     net = {"net": "mlp_9960", "args": {"widths": widths}}
     return _study(
-        name,
-        f"Weight decay and sharpness: MLP 784-{'-'.join(map(str, widths))}-10 on MNIST",
-        _claims("section 4, figure 2", "figure only, rising", "94.4, 96.46, 96.7 %"),
         {
             "smoke": {**_DIGITS, **net},
             "small": {**_SMALL, **net, "epochs": 50, "lr": 0.03},
@@ -215,6 +202,9 @@ def _mlp(name: str, widths: list[int], words: str) -> Study:
             "medium": f"{words}; five seeds",
             "paper": words,
         },
+        name=name,
+        title=f"Weight decay and sharpness: MLP 784-{'-'.join(map(str, widths))}-10 on MNIST",
+        claims=_claims("section 4, figure 2", "figure only, rising", "94.4, 96.46, 96.7 %"),
     )
 
 
@@ -248,9 +238,6 @@ def _convolutional(
         "wrn28_10": {"args": {"depth": 10, "width": 1}, "images": 4},
     }[net]
     return _study(
-        f"false-friend-l2-{net.replace('_', '-')}",
-        f"Weight decay and sharpness: {title} on CIFAR-100",
-        _claims(place, eigenvalues, accuracies),
         {
             "smoke": {**common, "data": "digits", "test_images": 4, "epochs": 1, "points": 2, "seeds": 1, "quick": True,
                       "curve": 1, **tiny},
@@ -266,6 +253,9 @@ def _convolutional(
             "training mode, dropout off; accuracy on the first 4,000 test images" + start,
             "paper": "none in size",
         },
+        name=f"false-friend-l2-{net.replace('_', '-')}",
+        title=f"Weight decay and sharpness: {title} on CIFAR-100",
+        claims=_claims(place, eigenvalues, accuracies),
         **more,
     )  # fmt: skip
 

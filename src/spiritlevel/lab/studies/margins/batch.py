@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.material import (
     crossed,
     held_out_data,
-    network,
     sample_indices,
-    trained_together,
+    train_stack,
     training_data,
     with_common,
 )
@@ -49,13 +47,6 @@ def _grid(size: str) -> list[Settings]:
 
 def _together(settings: Settings) -> str:
     return settings["arm"]
-
-
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [network(settings, data, place) for settings in group]
-    trained_together(group, models, data)
-    return models
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
@@ -148,7 +139,7 @@ STUDY = Study(
     title="Small and large batches: flatness and margins",
     paper="Lengyel et al. 2021",
     grid=_grid,
-    train=_train,
+    train=train_stack,
     measure=_measure,
     analyse=_analyse,
     claims=(

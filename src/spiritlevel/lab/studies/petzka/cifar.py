@@ -9,17 +9,9 @@ import numpy as np
 from torch import nn
 
 from spiritlevel.analyses.symmetries import rescale_layers
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.petzka.reparameterised import collapse, draw_collapse, relative_changes
 from spiritlevel.lab.studies.quantities import Quantity, all_of, correlation, correlation_gain, exact, kendall, spearman
@@ -66,13 +58,7 @@ def _grid(size: str) -> list[Settings]:
 
 
 def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data, stop=LossTarget(group[0]["target"]))
-    return models
+    return train_stack(group, place, stop=LossTarget(group[0]["target"]))
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:

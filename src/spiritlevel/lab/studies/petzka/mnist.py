@@ -16,17 +16,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import FAST, flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, pearson, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -57,16 +49,6 @@ def _grid(size: str) -> list[Settings]:
     axes = [{"batch_size": batch, "lr": rate} for batch, rate in zip(batches, rates)]
     runs = [{**axis, "seed": 100 * place + seed} for place, axis in enumerate(axes) for seed in range(seeds)]
     return with_common(runs, optimizer="sgd", initialisation="xavier_normal", **common)
-
-
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data)
-    return models
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
@@ -180,10 +162,7 @@ STUDY = Study(
     name="petzka-mnist",
     title="Flatness per layer, per neuron and over the network: MLPs on MNIST",
     paper="Petzka et al. 2019",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=train_stack, measure=_measure, analyse=_analyse,
     claims=(
         Claim("gaps", "The generalisation errors lie between 0.048 and 0.107", "appendix C, figure 3",
               "0.048 to 0.107", (Within("gap_bulk", *GAPS, minimum=20),), otherwise=_WHY),

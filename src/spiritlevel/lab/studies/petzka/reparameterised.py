@@ -10,17 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from spiritlevel.analyses.symmetries import rescale_layers, rescale_neurons
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, correlation, pearson
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
@@ -44,16 +36,6 @@ def _grid(size: str) -> list[Settings]:
     axes = [{"batch_size": batch, "lr": rate} for batch, rate in zip(batches, rates)]
     runs = [{**axis, "seed": 100 * place + seed} for place, axis in enumerate(axes) for seed in range(seeds)]
     return with_common(runs, optimizer="sgd", momentum=0.9, initialisation="xavier_normal", **common)
-
-
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data)
-    return models
 
 
 def copies_of(model: nn.Module, example: Any, seed: int) -> dict[str, tuple[nn.Module, float]]:
@@ -136,10 +118,7 @@ STUDY = Study(
     name="petzka-reparam",
     title="Reparameterised copies of MNIST networks",
     paper="Petzka et al. 2019",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=train_stack, measure=_measure, analyse=_analyse,
     claims=(
         Claim("layers-kept", "κ, κτ and ρ do not change when layers are rescaled", "theorem 2", "unchanged",
               (Within("kept_by_layers", 0.0, 1e-2, 4),),

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.problem import Problem
-from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, sample_indices, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of, over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -31,13 +29,6 @@ def _grid(size: str) -> list[Settings]:
     return with_common(
         crossed(seed=range(seeds)), optimizer="sgd", lr=0.05, momentum=0.9, batch_size=64, draws=draws, **common
     )
-
-
-def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, LabelledData]]:
-    (settings,) = group
-    data = training_data(settings, place)
-    model, _ = trained_alone(settings, data, place)
-    return [(model, data)]
 
 
 def haar(size: int, generator: torch.Generator) -> Tensor:
@@ -139,7 +130,7 @@ STUDY = Study(
     title="Feature robustness and flatness",
     paper="Petzka et al. 2019",
     grid=_grid,
-    train=_train,
+    train=train_one,
     measure=_measure,
     analyse=_analyse,
     claims=(
