@@ -18,6 +18,7 @@ from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import counted_quadrature, frobenius_squared, pooled_pairs, quadrature_of
 from spiritlevel.engine.estimators.quadrature import trace as lanczos_trace
 from spiritlevel.engine.operators import LayerBlock, Operator
+from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
 from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.progress import show_progress
@@ -252,16 +253,13 @@ class _Run:
                     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
                 if pairs.status == "ok":
                     allowed = max(allowed, residual)
-        path = self.matrix.path
-        shortfall = f"the residual is still {residual:.2g} after {passes:.0f} sweeps"
-        status, reason = path.verdict(residual <= allowed, shortfall)
-        return Estimate(
+        return certified_eigenvalue(
             value,
-            interval=(value - residual, value + residual),
-            how="estimated",
-            status=status,
-            reason=reason,
+            residual,
+            self.matrix.path,
+            met=residual <= allowed,
+            sweeps=passes,
             samples=self.problem.survey.count,
             passes=passes,
-            details={"residual": residual, "certifies": CERTIFIES, "path": path.label},
+            certifies=CERTIFIES,
         )

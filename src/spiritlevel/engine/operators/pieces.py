@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.engine.operators.pooling_blocks import Window, choose, spread
+from spiritlevel.inputs.process.fast_max_pool import MaxPoolCall
 
 _RELUS = (torch.relu, F.relu, Tensor.relu)
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
@@ -37,7 +38,7 @@ class LinearPieces(TorchFunctionMode):
         if func in _RELUS:
             found = self._rectify(*args, **(kwargs or {}))
         elif func in _POOLINGS:
-            found = self._pool(*args, **(kwargs or {}))
+            found = self._pool(MaxPoolCall(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {})) if found is None else found
 
     # Inputs have torch's own name, by which they may be given.
@@ -49,19 +50,13 @@ class LinearPieces(TorchFunctionMode):
         self._made_by_relus[id(found)] = found, input, (found._version, input._version)
         return found
 
-    def _pool(
-        self,
-        input: Any,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> Tensor | None:
-        if return_indices or not _plain(input) or input.ndim != 4:
+    def _pool(self, call: MaxPoolCall) -> Tensor | None:
+        input, size = call.input, call.kernel_size
+        if call.return_indices or not _plain(input) or input.ndim != 4:
             return None
-        window = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+        sizes = (size, call.stride or size, call.padding, call.dilation)
+        kernel, stride, padding, dilation = map(_pair, sizes)
+        window = (kernel, stride, padding, dilation, call.ceil_mode)
         # The largest of rectified values is the largest value, rectified: derivatives then pass the ReLU where there
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
         made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -28,7 +29,7 @@ class QuickMaxPooling(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in _POOLINGS and not torch.is_grad_enabled():
-            found = _pooled(*args, **kwargs)
+            found = _pooled(MaxPoolCall(*args, **kwargs))
             if found is not None:
                 return found
         return function(*args, **kwargs)
@@ -40,22 +41,28 @@ def fast_max_pool(device: torch.device) -> contextlib.AbstractContextManager[Any
     return QuickMaxPooling() if plain else contextlib.nullcontext()
 
 
-def _pooled(
-    input: Any,  # by torch's own name: it may be given by it
-    kernel_size: Any = None,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
+@dataclass
+class MaxPoolCall:
+    """The arguments of a call of torch's ``max_pool2d``, by torch's own names: they may be given by them."""
+
+    input: Any
+    kernel_size: Any = None
+    stride: Any = None
+    padding: Any = 0
+    dilation: Any = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+
+
+def _pooled(call: MaxPoolCall) -> Tensor | None:
     """Return the maxima where windows neither overlap nor leave gaps nor reach over an edge; else None."""
-    size = _pair(kernel_size)
-    usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not isinstance(input, Tensor) or input.ndim < 3 or size is None or not usual:
+    values, size = call.input, _pair(call.kernel_size)
+    usual = _pair(call.padding) == (0, 0) and _pair(call.dilation) == (1, 1)
+    usual = usual and not call.ceil_mode and not call.return_indices
+    if not isinstance(values, Tensor) or values.ndim < 3 or size is None or not usual:
         return None
-    fits = input.shape[-2] >= size[0] and input.shape[-1] >= size[1]
-    return _largest(input, size) if fits and size[0] * size[1] <= 16 and _pair(stride) in (None, size) else None
+    fits = values.shape[-2] >= size[0] and values.shape[-1] >= size[1]
+    return _largest(values, size) if fits and size[0] * size[1] <= 16 and _pair(call.stride) in (None, size) else None
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
