@@ -17,6 +17,7 @@ from torch import nn
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.opening import as_torch_dtype
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.results import Report
@@ -71,7 +72,7 @@ def audit(
         if not (math.isfinite(alpha) and alpha > 0):
             raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
     given = as_problem(problem, data, **options)
-    equivalents = Equivalents(given, as_torch_dtype(dtype))
+    equivalents = Equivalents(given, copy_dtype(dtype))
     run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
     sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
@@ -134,12 +135,9 @@ def chosen_strengths(strengths: Strengths) -> dict[str, tuple[float, float]]:
     return {name: (float(low), float(high)) for name, (low, high) in strengths.items()}
 
 
-def as_torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return a dtype from its name; None stands for the network's own."""
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if found not in (None, torch.float32, torch.float64) or (dtype is not None and found is None):
-        raise UsageError(f"dtype must be 'float64', 'float32' or None for the network's own, not {dtype!r}")
-    return found
+def copy_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype that copies are measured in, from itself or its name; None stands for the network's own."""
+    return as_torch_dtype(dtype, "'float64', 'float32' or None for the network's own")
 
 
 class _Run:
