@@ -12,6 +12,7 @@ from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.rich_tables import new_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -200,7 +201,7 @@ class Audit(Saved):
         from rich.text import Text
 
         symmetries = [name for name in SYMMETRY_WORDS if any(name in row for row in self.verdicts.values())]
-        table = _new_table("measure", *(SYMMETRY_WORDS[name] for name in symmetries))
+        table = new_table("measure", *(SYMMETRY_WORDS[name] for name in symmetries))
         for name, row in self.verdicts.items():
             title = self.base.title(name)
             label = Text(for_terminal(title))
@@ -212,7 +213,7 @@ class Audit(Saved):
     def _sweep_table(self, sweep: Sweep) -> RenderableType:
         from rich.text import Text
 
-        table = _new_table("", *(f"α = {alpha:g}" for alpha in sweep.alphas))
+        table = new_table("", *(f"α = {alpha:g}" for alpha in sweep.alphas))
         table.add_row("loss", *(plain(loss, 3) for loss in sweep.losses))
         for name, estimates in sweep.values.items():
             cells = [plain(e.value, 3) if e.status in ("ok", "budget_spent") else MISSING for e in estimates]
@@ -224,7 +225,7 @@ class Audit(Saved):
 
         words = {"frobenius": "Frobenius norm", "spectral_norm": "spectral norm", "stable_rank": "stable rank"}
         factors = self.one_neuron.get("", {}).get("factor", [])
-        table = _new_table("layer", "", *(f"× {factor:g}" for factor in factors))
+        table = new_table("layer", "", *(f"× {factor:g}" for factor in factors))
         for layer, quantities in self.one_neuron.items():
             for quantity, values in quantities.items():
                 if quantity in words:
@@ -290,16 +291,6 @@ class Audit(Saved):
     def load(cls, path: str | os.PathLike[str]) -> Audit:
         """Return the audit that ``save`` wrote."""
         return cls.from_record(read_record(path, "audit"), str(path))
-
-
-def _new_table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.ROUNDED, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 def _verdict_cell(verdict: Verdict) -> Any:

@@ -14,6 +14,7 @@ from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.saving import Saved, read_record, reading
 from spiritlevel.results.wording import Footnotes, data_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
+from spiritlevel.values.rich_tables import new_table
 from spiritlevel.values.statistics import Interval
 
 if TYPE_CHECKING:
@@ -122,20 +123,16 @@ class Comparison(Saved):
         return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
 
     def _tables(self) -> list[RenderableType]:
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
         labels, footnotes = self.labels, Footnotes()
         pairs = len(labels) == 2
-        state = Table(box=box.ROUNDED, header_style="bold")
-        state.add_column("", overflow="fold")
+        state = new_table("")
         for label in labels:
             state.add_column(Text(for_terminal(label)), justify="right", overflow="fold")
         for name, numbers in self._state():
             state.add_row(name, *numbers)
-        table = Table(box=box.ROUNDED, header_style="bold")
-        table.add_column("measure", overflow="fold")
+        table = new_table("measure")
         heads = [*labels, *(f"{label} ÷ {labels[0]} (95%)" for label in labels[1:])]
         for head in heads:
             table.add_column(Text(for_terminal(head)), justify="right", overflow="fold")
