@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from spiritlevel.engine.operators.derivative_check import Path
+from spiritlevel.engine.operators.derivative_check import DerivativePath
 from spiritlevel.values.estimate import Estimate
 
 
 def certified_eigenvalue(
-    value: float, residual: float, path: Path, *, met: bool, sweeps: float, samples: int, passes: float, **details: Any
+    value: float,
+    residual: float,
+    path: DerivativePath,
+    *,
+    met: bool,
+    sweeps: float,
+    samples: int,
+    passes: float,
+    **details: Any,
 ) -> Estimate:
     """Return the estimate of an eigenvalue; ``met`` says whether its residual is as small as was asked for."""
     status, reason = path.verdict(met, f"the residual is still {residual:.2g} after {sweeps:.0f} sweeps")

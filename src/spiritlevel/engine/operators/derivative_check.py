@@ -27,16 +27,16 @@ from spiritlevel.inputs.contents import Content
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Status
 
-Kind = Literal["double backward", "finite differences"]
+DerivativeKind = Literal["double backward", "finite differences"]
 SAMPLES = 8  # drawn across the data
 
 
 @dataclass
-class Path:
+class DerivativePath:
     """How products are made for one problem: by differentiating twice, or by differences of gradients and outputs."""
 
-    hessian: Kind = "double backward"
-    push: Kind = "double backward"
+    hessian: DerivativeKind = "double backward"
+    push: DerivativeKind = "double backward"
     reason: str = ""
     wrong: frozenset[str] = frozenset()  # parameters whose second derivatives autograd gets wrong
     radius: float | None = None  # of the differences, once chosen
@@ -85,12 +85,12 @@ class Path:
         return "budget_spent" if reasons else "ok", "; ".join(reasons)
 
 
-_paths: WeakKeyDictionary[Problem, Path | SpiritlevelError] = WeakKeyDictionary()
+_paths: WeakKeyDictionary[Problem, DerivativePath | SpiritlevelError] = WeakKeyDictionary()
 _true_gradients: WeakSet[Problem] = WeakSet()
 Found = TypeVar("Found")
 
 
-def path_of(problem: Problem) -> Path:
+def path_of(problem: Problem) -> DerivativePath:
     """Return the path of this problem's products, after checking one of them the first time."""
     if problem not in _paths:
         try:
@@ -122,7 +122,7 @@ def require_double_backward(problem: Problem, what: str) -> None:
         raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
 
 
-def _checked_path(problem: Problem) -> Path:
+def _checked_path(problem: Problem) -> DerivativePath:
     path = _first_that_works(problem, _Check.path)
     if path.differences:
         problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
@@ -207,11 +207,11 @@ class _Check:
                 return
         agreement.require_slope()
 
-    def path(self) -> Path:
+    def path(self) -> DerivativePath:
         """Return which products agree with differences."""
         leaves, outputs, loss, slope, agreement = self._start()
         tensors, blocks = list(leaves.values()), [self.at.direction[name][None] for name in leaves]
-        path = Path()
+        path = DerivativePath()
         second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
         pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
         for step in STEPS[self.dtype]:
@@ -333,7 +333,7 @@ class _Verdict:
         self.agrees = not self._refuted and (self.agrees or gap <= allowed + rounding)
 
 
-def _attempt(compute: Callable[[], list[Tensor]], path: Path) -> list[Tensor] | None:
+def _attempt(compute: Callable[[], list[Tensor]], path: DerivativePath) -> list[Tensor] | None:
     """Return what ``compute`` gives, or None with the reason noted where autograd refuses."""
     try:
         return compute()
