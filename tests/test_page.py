@@ -19,7 +19,7 @@ from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import shortened
 from spiritlevel.page.parts import Table
 from spiritlevel.page.sections import epochs, settings
@@ -31,7 +31,7 @@ from spiritlevel.values.estimate import Estimate, not_applicable
 # --- the answer in two sentences --------------------------------------------------------------------------------------
 
 
-def answer(content: Content) -> tuple[str, str]:
+def answer(content: PageContent) -> tuple[str, str]:
     return builder.page_of(content).first.answer
 
 
@@ -97,7 +97,7 @@ def test_reports_side_by_side_are_not_ranked() -> None:
     assert rest == "Their losses are 0.0100 and 0.0200."
 
 
-def compared(a: Report, b: Report) -> Content:
+def compared(a: Report, b: Report) -> PageContent:
     return page.of_comparison(compare({"a.pt": a, "b.pt": b}))
 
 
@@ -323,7 +323,7 @@ def test_a_formula_that_is_more_than_a_formula_stays_text(source: str) -> None:
 # --- sections appear when their data does -----------------------------------------------------------------------------
 
 
-def sections(content: Content) -> list[str]:
+def sections(content: PageContent) -> list[str]:
     return [section.name for section in builder.page_of(content).sections]
 
 
@@ -356,7 +356,7 @@ def test_notes_say_what_fell_short() -> None:
     ],
 )
 def test_places_in_training_are_read_from_names(labels: list[str], unit: str, places: list[float]) -> None:
-    found, word = epochs.places_of(Content({label: made_report() for label in labels}))
+    found, word = epochs.places_of(PageContent({label: made_report() for label in labels}))
     assert (word, list(found.values())) == (unit, places)
 
 

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from spiritlevel.page import embedding, formulas, opening
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.extras import check, need
 from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.parts import Command, Figure, Page, Picture, Table, Words
@@ -33,7 +33,7 @@ SECTIONS = (
 FORMATS = ("png", "svg", "pdf")
 
 
-def page_of(content: Content) -> Page:
+def page_of(content: PageContent) -> Page:
     """Return everything a page shows, without markup; text from outside is cleaned here, before any of it is used."""
     content = cleaned_for_page(content)
     first = opening.first_screen(content)
@@ -41,7 +41,7 @@ def page_of(content: Content) -> Page:
     return Page(first, [section for section in found if section is not None])
 
 
-def html(content: Content) -> str:
+def html(content: PageContent) -> str:
     """Return the page as the text of one HTML file."""
     check()
     page = page_of(content)
@@ -73,19 +73,19 @@ def html(content: Content) -> str:
     )
 
 
-def write(content: Content, path: str | os.PathLike[str]) -> None:
+def write(content: PageContent, path: str | os.PathLike[str]) -> None:
     """Write the page; the file appears whole or not at all."""
     text = html(content)
     with replacing(path) as stream:
         stream.write(text)
 
 
-def figures(content: Content) -> dict[str, Figure]:
+def figures(content: PageContent) -> dict[str, Figure]:
     """Return all figures of a page by name."""
     return page_of(content).figures
 
 
-def figure(content: Content, name: str) -> Any:
+def figure(content: PageContent, name: str) -> Any:
     """Return one figure as an Altair chart, which notebooks show and ``chart.save`` writes."""
     found = figures(content)
     if name not in found:
@@ -106,7 +106,7 @@ def image(drawn: Figure, form: str) -> bytes:
     return converter.vegalite_to_png(specification, vl_version=version, scale=2)
 
 
-def save_figures(content: Content, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:
+def save_figures(content: PageContent, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:
     """Write every figure into a folder, once in each form, and return the names of the files."""
     check()
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.page.content import Content, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
+from spiritlevel.page.content import PageContent, label_of, of_audit, of_comparison, of_reports, of_spectrum, rate_of
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.collecting import Failure, load_saved
@@ -40,7 +40,7 @@ def load(path: Path) -> list[Result]:
     return [*reports, *failures]
 
 
-def together(results: Sequence[Result], learning_rate: float | None = None) -> Content:
+def together(results: Sequence[Result], learning_rate: float | None = None) -> PageContent:
     """Return the content of one page from results of several kinds; a comparison leads."""
     reports = [result for result in results if isinstance(result, Report)]
     comparisons = [result for result in results if isinstance(result, Comparison)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.page import cells, facts, sentences
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratios
 from spiritlevel.page.parts import Cell, Figure, First, Row, Table
@@ -15,7 +15,7 @@ MOST_COLUMNS = 4
 MOST_ROWS = 10
 
 
-def first_screen(content: Content) -> First:
+def first_screen(content: PageContent) -> First:
     """Return the first screen of whatever the page is about."""
     screens = {
         "report": _of_report,
@@ -28,7 +28,7 @@ def first_screen(content: Content) -> First:
     return screens[content.kind](content)
 
 
-def _of_comparison(content: Content) -> First:
+def _of_comparison(content: PageContent) -> First:
     comparison, letters = content.comparison, content.letters
     assert comparison is not None
     rows = []
@@ -69,7 +69,7 @@ def _of_comparison(content: Content) -> First:
     )
 
 
-def _of_audit(content: Content) -> First:
+def _of_audit(content: PageContent) -> First:
     label, found = next(iter(content.audits.items()))
     notes = [*(f"Contradiction: {text}" for text in found.contradictions), *facts.notes(content)]
     return First(
@@ -84,11 +84,11 @@ def _of_audit(content: Content) -> First:
     )
 
 
-def _of_spectrum(content: Content) -> First:
+def _of_spectrum(content: PageContent) -> First:
     label, found = next(iter(content.spectra.items()))
     report = found.report()
     rows = [Row([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()]
-    own = Content({label: report}, spectra=content.spectra, learning_rate=content.learning_rate)
+    own = PageContent({label: report}, spectra=content.spectra, learning_rate=content.learning_rate)
     return First(
         title=[(label, "spectrum")],
         settings=facts.settings_line([report]),
@@ -101,7 +101,7 @@ def _of_spectrum(content: Content) -> First:
     )
 
 
-def _of_studies(content: Content) -> First:
+def _of_studies(content: PageContent) -> First:
     names = [record.study.title for record in content.studies]
     papers = list(dict.fromkeys(record.study.paper for record in content.studies))
     seconds = sum(record.seconds for record in content.studies)
@@ -121,7 +121,7 @@ def _of_studies(content: Content) -> First:
     )
 
 
-def _of_reports(content: Content) -> First:
+def _of_reports(content: PageContent) -> First:
     """Return the first screen of several reports that were not compared."""
     places, unit = epochs.places_of(content)
     return First(
@@ -137,7 +137,7 @@ def _of_reports(content: Content) -> First:
     )
 
 
-def _of_report(content: Content) -> First:
+def _of_report(content: PageContent) -> First:
     label, report = next(iter(content.reports.items()))
     figure = layers.shares_figure(content, label)
     return First(
@@ -151,12 +151,12 @@ def _of_report(content: Content) -> First:
     )
 
 
-def chosen(content: Content) -> list[str]:
+def chosen(content: PageContent) -> list[str]:
     """Return the default six, or where none of them was measured the first six that were."""
     return [name for name in DEFAULT if name in content.measures] or content.measures[:6]
 
 
-def _one_table(content: Content) -> Table:
+def _one_table(content: PageContent) -> Table:
     rows = []
     for name in chosen(content):
         estimate = content.first[name]
@@ -186,7 +186,7 @@ def _more(count: int) -> str:
     return f" {count} more measure{'s' if count > 1 else ''} below." if count > 0 else ""
 
 
-def rescaling_words(content: Content, name: str) -> str:
+def rescaling_words(content: PageContent, name: str) -> str:
     """Return what rescaling does to a measure: as audited where it was, else as declared."""
     for each in content.audits.values():
         row = each.verdicts.get(name)
@@ -210,14 +210,14 @@ def rescaling_words(content: Content, name: str) -> str:
     return "no; scales with the logits" if by_output is False else "no"
 
 
-def _several_title(content: Content) -> list[tuple[str, str]]:
+def _several_title(content: PageContent) -> list[tuple[str, str]]:
     labels = list(content.reports)
     if len(labels) <= MOST_COLUMNS:
         return [(label, "") for label in labels]
     return [(labels[0], ""), (labels[-1], f"({len(labels)} reports)")]
 
 
-def _several_table(content: Content) -> Table:
+def _several_table(content: PageContent) -> Table:
     labels = list(content.reports)
     if len(labels) <= MOST_COLUMNS:
         rows = []
@@ -241,13 +241,13 @@ def _several_table(content: Content) -> Table:
     )
 
 
-def _spaced(content: Content) -> list[tuple[str, Report]]:
+def _spaced(content: PageContent) -> list[tuple[str, Report]]:
     """Return a few networks at even distances, the first and the last among them."""
     networks = list(content.reports.items())
     steps = min(len(networks), MOST_ROWS) - 1
     return [networks[round(step * (len(networks) - 1) / steps)] for step in range(steps + 1)]
 
 
-def _margins_figure(content: Content) -> Figure | None:
+def _margins_figure(content: PageContent) -> Figure | None:
     found = margins.section(content)
     return next((part for part in found.parts if isinstance(part, Figure)), None) if found else None

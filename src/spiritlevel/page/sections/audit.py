@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import relative_curves
 from spiritlevel.page.figures.heat import heat_map
 from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
@@ -10,7 +10,7 @@ from spiritlevel.results.audits import SYMMETRY_WORDS, Audit
 from spiritlevel.results.numerals import MISSING, plain, value_text
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of the audits."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):
@@ -32,12 +32,12 @@ def section(content: Content) -> Section | None:
     return Section("audit", "Audit", summary, parts)
 
 
-def figure_of(content: Content, audit: Audit, name: str = "audit") -> Figure:
+def figure_of(content: PageContent, audit: Audit, name: str = "audit") -> Figure:
     """Return the heat map of one audit."""
     return heat_map(audit, {measure: content.title(measure) for measure in audit.verdicts}, name)
 
 
-def verdict_table(content: Content, audit: Audit, name: str) -> Table:
+def verdict_table(content: PageContent, audit: Audit, name: str) -> Table:
     """Return the verdicts in words; behind each row are its trials."""
     symmetries = [s for s in SYMMETRY_WORDS if any(s in row for row in audit.verdicts.values())]
     rows = []
@@ -67,7 +67,7 @@ def verdict_table(content: Content, audit: Audit, name: str) -> Table:
     )
 
 
-def sweep_section(content: Content) -> Section | None:
+def sweep_section(content: PageContent) -> Section | None:
     """Return the fold of the sweep over T_α."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):

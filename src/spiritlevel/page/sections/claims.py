@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from spiritlevel.page.content import Content, StudyRecord
+from spiritlevel.page.content import PageContent, StudyRecord
 from spiritlevel.page.parts import Cell, Command, Explanation, Part, Picture, Row, Section, Table, Words
 
 KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
@@ -38,7 +38,7 @@ def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Tabl
     return Table(name, ["claim", "the paper", "measured", "verdict", "size, runs"], rows, tools=len(rows) > 3)
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of the studies' figures, quantities and departures."""
     parts: list[Part] = []
     for record in content.studies:

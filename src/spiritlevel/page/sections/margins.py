@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import skew
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.distributions import distribution
 from spiritlevel.page.parts import Cell, Part, Row, Section, Table
 from spiritlevel.results.numerals import MISSING, plain
@@ -14,7 +14,7 @@ QUANTITIES = ("output_margin", "softmax_margin")
 POINTS = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "largest": 1.0}
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of the margins that were measured per sample."""
     parts: list[Part] = []
     summary = ""

@@ -7,14 +7,14 @@ from dataclasses import replace
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, Explanation, Part, Row, Section, Table
 from spiritlevel.results.numerals import MISSING
 
 SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of all measures of all networks."""
     if not content.measures:
         return None
@@ -43,7 +43,7 @@ def section(content: Content) -> Section | None:
     return Section("measures", "All measures", summary, parts)
 
 
-def _by_network(content: Content) -> Table:
+def _by_network(content: PageContent) -> Table:
     """Return all networks as rows, where they are too many for columns."""
     columns = ["weights", "loss", *(content.title(name) for name in content.measures)]
     rows = [
@@ -53,18 +53,18 @@ def _by_network(content: Content) -> Table:
     return Table("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
 
 
-def _value_columns(content: Content) -> list[str]:
+def _value_columns(content: PageContent) -> list[str]:
     return list(content.reports) if content.several else ["value"]
 
 
-def _ratio_columns(content: Content) -> list[str]:
+def _ratio_columns(content: PageContent) -> list[str]:
     if content.comparison is None:
         return []
     first, *others = content.reports
     return [f"{content.letters[other]} ÷ {content.letters[first]} (95%)" for other in others]
 
 
-def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
+def _compared(content: PageContent, name: str) -> tuple[list[Cell], list[Cell]]:
     """Return the ratios, and who is flatter with whether that holds."""
     if content.comparison is None:
         return [], []
@@ -81,7 +81,7 @@ def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
     return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
 
 
-def _row(content: Content, name: str, over_samples: bool) -> Row:
+def _row(content: PageContent, name: str, over_samples: bool) -> Row:
     estimates = [report.get(name) for report in content.reports.values()]
     title = content.title(name)
     held = next((e for e in estimates if e is not None), None)
@@ -97,7 +97,7 @@ def _row(content: Content, name: str, over_samples: bool) -> Row:
     return Row(row, more=explanations(content, name), below=_layers(content, name, over_samples))
 
 
-def explanations(content: Content, name: str) -> list[Explanation]:
+def explanations(content: PageContent, name: str) -> list[Explanation]:
     """Return what is known of a measure: meaning, formula, source, what changes it, its settings."""
     own = MEASURES.get(name)
     found = []
@@ -144,7 +144,7 @@ def declared_words(own: Measure) -> str:
     return "; ".join(parts) or "nothing about rescaling"
 
 
-def _layers(content: Content, name: str, over_samples: bool) -> list[list[Cell]]:
+def _layers(content: PageContent, name: str, over_samples: bool) -> list[list[Cell]]:
     own = MEASURES.get(name)
     quantities = own.layer_quantities if own is not None else (name,)
     rows = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
 from spiritlevel.page.parts import Cell, Part, Row, Rows, Section, Table, Words
 from spiritlevel.page.points import choose, short
@@ -20,7 +20,7 @@ MOST_NETWORKS = 4
 LISTED = 12
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of samples, for the networks that have a trace for each of them."""
     parts: list[Part] = []
     drawn = 0
@@ -45,7 +45,7 @@ def section(content: Content) -> Section | None:
     return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
 
 
-def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
+def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
     kept = counted(report, samples)
     samples = {name: values[kept] for name, values in samples.items()}
     right = right_of(report)

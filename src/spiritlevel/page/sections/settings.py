@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, Command, Part, Row, Section, Table, Words
 from spiritlevel.results.numerals import plain
 
@@ -17,7 +17,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the last fold: the command and the settings."""
     parts: list[Part] = []
     command = command_of(content)
@@ -39,14 +39,14 @@ def section(content: Content) -> Section | None:
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
 
 
-def headers_of(content: Content) -> dict[str, Mapping[str, Any]]:
+def headers_of(content: PageContent) -> dict[str, Mapping[str, Any]]:
     """Return what each network was measured on and how, by label."""
     if content.reports:
         return {label: report.header for label, report in content.shown.items()}
     return {label: spectrum.header for label, spectrum in content.spectra.items()}
 
 
-def command_of(content: Content) -> str:
+def command_of(content: PageContent) -> str:
     """Return the command that measures the same again, where the reports came from the command line."""
     headers = list(headers_of(content).values())
     request = headers[0].get("request") if headers else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from spiritlevel.page import cells
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density, stems
 from spiritlevel.page.parts import Cell, Part, Row, Section, Table, Words
 
 
-def section(content: Content) -> Section | None:
+def section(content: PageContent) -> Section | None:
     """Return the fold of the spectra."""
     parts: list[Part] = []
     for position, (label, spectrum) in enumerate(content.spectra.items()):
