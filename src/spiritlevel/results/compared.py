@@ -20,7 +20,7 @@ from spiritlevel.values.statistics import Interval
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Kind = Literal[
+HoldingKind = Literal[
     "invariant",  # to every rescaling found in these networks
     "reversible",  # by a rescaling that was found
     "changes",  # under a rescaling, without a reversal being found
@@ -36,7 +36,7 @@ Kind = Literal[
 class Holding:
     """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found."""
 
-    kind: Kind
+    kind: HoldingKind
     words: str
     checked: bool = True  # measured on changed copies; otherwise taken from the declaration
     changed_by: tuple[str, ...] = ()  # symmetries under which the value changed
@@ -45,7 +45,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One measure over all networks."""
 
     name: str
@@ -77,7 +77,7 @@ class Comparison(Saved):
     """
 
     reports: dict[str, Report]
-    rows: dict[str, Row]
+    rows: dict[str, ComparisonRow]
     reading: list[str]
     headings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -259,9 +259,9 @@ def _read_interval(entry: dict[str, float | None]) -> Interval:
     return Interval(**{name: math.nan if end is None else end for name, end in entry.items()})
 
 
-def _read_row(entry: dict[str, Any]) -> Row:
+def _read_row(entry: dict[str, Any]) -> ComparisonRow:
     holding = entry["holding"]
-    return Row(
+    return ComparisonRow(
         name=entry["name"],
         title=entry["title"],
         sharper_when=entry["sharper_when"],
