@@ -21,7 +21,7 @@ from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import shortened
-from spiritlevel.page.parts import Table
+from spiritlevel.page.parts import PageTable
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
@@ -546,7 +546,7 @@ def test_ninety_reports_make_one_readable_page() -> None:
     reports = [made_report(1 / e, weights=f"epoch-{e}.pt", request={"model": "mlp", "data": "d"}) for e in range(1, 91)]
     content = page.of_reports(reports)
     shown = builder.page_of(content)
-    tables = {part.name: part for section in shown.sections for part in section.parts if isinstance(part, Table)}
+    tables = {part.name: part for section in shown.sections for part in section.parts if isinstance(part, PageTable)}
     assert list(tables["all-measures"].columns) == ["measure", "epoch-1.pt", "epoch-90.pt", "how"]
     assert len(tables["networks"].rows) == 90
     assert len(tables["settings-table"].columns) == 3

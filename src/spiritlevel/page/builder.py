@@ -10,7 +10,7 @@ from spiritlevel.page import embedding, formulas, opening
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.extras import check, need
 from spiritlevel.page.palette import LIGHT
-from spiritlevel.page.parts import Command, Figure, Page, Picture, Table, Words
+from spiritlevel.page.parts import CommandLines, Figure, Page, PageTable, Picture, Words
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins, measures, samples, settings, spectrum
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import cleaned_for_page
@@ -55,7 +55,7 @@ def html(content: PageContent) -> str:
     )
     environment.tests |= {
         kind.__name__.lower(): (lambda part, kind=kind: isinstance(part, kind))
-        for kind in (Figure, Table, Words, Command, Picture)
+        for kind in (Figure, PageTable, Words, CommandLines, Picture)
     }
 
     scripts = (embedding.drawing_script(), embedding.page_script())

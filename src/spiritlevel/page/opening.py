@@ -7,7 +7,7 @@ from spiritlevel.page import cells, facts, sentences
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratios
-from spiritlevel.page.parts import Cell, Figure, First, Row, Table
+from spiritlevel.page.parts import Cell, Figure, First, PageTable, TableRow
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins
 from spiritlevel.results import Report
 
@@ -37,7 +37,7 @@ def _of_comparison(content: PageContent) -> First:
         estimates = [report.get(name) for report in content.reports.values()]
         words = row.holding.words if row is not None else "not in every report"
         rows.append(
-            Row(
+            TableRow(
                 [
                     Cell(content.title(name), small=name),
                     *(cells.value(e) for e in estimates),
@@ -47,7 +47,7 @@ def _of_comparison(content: PageContent) -> First:
             )
         )
     more = len(content.measures) - len(rows)
-    table = Table(
+    table = PageTable(
         "first-table",
         ["measure", *letters.values(), "how", "does the ordering hold?"],
         rows,
@@ -87,7 +87,9 @@ def _of_audit(content: PageContent) -> First:
 def _of_spectrum(content: PageContent) -> First:
     label, found = next(iter(content.spectra.items()))
     report = found.report()
-    rows = [Row([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()]
+    rows = [
+        TableRow([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()
+    ]
     own = PageContent({label: report}, spectra=content.spectra, learning_rate=content.learning_rate)
     return First(
         title=[(label, "spectrum")],
@@ -96,7 +98,7 @@ def _of_spectrum(content: PageContent) -> First:
         facts=facts.facts(own),
         notes=facts.notes(own),
         figure=density(found, content.learning_rate, "density"),
-        table=Table("first-table", ["quantity", "value", "how"], rows, numeric=[1]),
+        table=PageTable("first-table", ["quantity", "value", "how"], rows, numeric=[1]),
         kind="spectrum",
     )
 
@@ -156,12 +158,12 @@ def chosen(content: PageContent) -> list[str]:
     return [name for name in DEFAULT if name in content.measures] or content.measures[:6]
 
 
-def _one_table(content: PageContent) -> Table:
+def _one_table(content: PageContent) -> PageTable:
     rows = []
     for name in chosen(content):
         estimate = content.first[name]
         rows.append(
-            Row(
+            TableRow(
                 [
                     Cell(content.title(name), small=name),
                     cells.value(estimate),
@@ -173,7 +175,7 @@ def _one_table(content: PageContent) -> Table:
     more = len(content.measures) - len(rows)
     source = "measured by the audit below" if content.audits else "as the measures declare; an audit measures it"
     note = f"± is one standard error of the computation. What rescaling does: {source}."
-    return Table(
+    return PageTable(
         "first-table",
         ["measure", "value", "how", "would rescaling change it?"],
         rows,
@@ -217,21 +219,21 @@ def _several_title(content: PageContent) -> list[tuple[str, str]]:
     return [(labels[0], ""), (labels[-1], f"({len(labels)} reports)")]
 
 
-def _several_table(content: PageContent) -> Table:
+def _several_table(content: PageContent) -> PageTable:
     labels = list(content.reports)
     if len(labels) <= MOST_COLUMNS:
         rows = []
         for name in chosen(content):
             estimates = [report.get(name) for report in content.reports.values()]
             shown = [Cell(content.title(name), small=name), *(cells.value(e) for e in estimates)]
-            rows.append(Row([*shown, cells.shared_how(estimates)]))
-        return Table("first-table", ["measure", *labels, "how"], rows, numeric=range(1, len(labels) + 1))
+            rows.append(TableRow([*shown, cells.shared_how(estimates)]))
+        return PageTable("first-table", ["measure", *labels, "how"], rows, numeric=range(1, len(labels) + 1))
     names = chosen(content)[:3]
     rows = [
-        Row([Cell(label), cells.number(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
+        TableRow([Cell(label), cells.number(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
         for label, report in _spaced(content)
     ]
-    return Table(
+    return PageTable(
         "first-table",
         ["weights", "loss", *(content.title(name) for name in names)],
         rows,

@@ -59,7 +59,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row with the rows that unfold below it."""
 
     cells: Sequence[Cell]
@@ -77,12 +77,12 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; numbers can be sorted and rows filtered where asked for."""
 
     name: str
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     caption: str = ""
     tools: bool = False  # sorting and filtering
     numeric: Sequence[int] = ()  # columns set flush right
@@ -103,7 +103,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLines:
     """Lines to copy into a terminal."""
 
     text: str
@@ -118,7 +118,7 @@ class Picture:
     title: str = ""
 
 
-Part = Figure | Table | Words | Command | Picture
+Part = Figure | PageTable | Words | CommandLines | Picture
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class First:
     facts: Sequence[tuple[str, str]]
     notes: Sequence[str]
     figure: Figure | None
-    table: Table | None
+    table: PageTable | None
     kind: str = "report"
     joined: str = " against "
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import relative_curves
 from spiritlevel.page.figures.heat import heat_map
-from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, Figure, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.audits import SYMMETRY_WORDS, Audit
 from spiritlevel.results.numerals import MISSING, plain, value_text
 
@@ -37,7 +37,7 @@ def figure_of(content: PageContent, audit: Audit, name: str = "audit") -> Figure
     return heat_map(audit, {measure: content.title(measure) for measure in audit.verdicts}, name)
 
 
-def verdict_table(content: PageContent, audit: Audit, name: str) -> Table:
+def verdict_table(content: PageContent, audit: Audit, name: str) -> PageTable:
     """Return the verdicts in words; behind each row are its trials."""
     symmetries = [s for s in SYMMETRY_WORDS if any(s in row for row in audit.verdicts.values())]
     rows = []
@@ -56,9 +56,9 @@ def verdict_table(content: PageContent, audit: Audit, name: str) -> Table:
                 blank = [Cell("") for _ in symmetries]
                 blank[symmetries.index(symmetry)] = Cell(words, small=trial.reason)
                 below.append([Cell(trial.strength or SYMMETRY_WORDS[symmetry]), *blank])
-        rows.append(Row(cells, below=below))
+        rows.append(TableRow(cells, below=below))
     strengths = ", ".join(f"{key} {low:g} to {high:g}" for key, (low, high) in audit.strengths.items())
-    return Table(
+    return PageTable(
         name,
         ["measure", *(SYMMETRY_WORDS[s] for s in symmetries)],
         rows,
@@ -88,9 +88,9 @@ def sweep_section(content: PageContent) -> Section | None:
         )
         if figure is not None:
             parts.append(figure)
-        rows = [Row([Cell("loss"), *(Cell(plain(loss, 3), value=loss) for loss in sweep.losses)])]
+        rows = [TableRow([Cell("loss"), *(Cell(plain(loss, 3), value=loss) for loss in sweep.losses)])]
         rows += [
-            Row(
+            TableRow(
                 [
                     Cell(sweep.titles.get(name, name), small=name),
                     *(
@@ -102,7 +102,7 @@ def sweep_section(content: PageContent) -> Section | None:
             for name, row in sweep.values.items()
         ]
         parts.append(
-            Table(
+            PageTable(
                 f"sweep{suffix.replace('_', '-')}",
                 ["", *(f"α = {alpha:g}" for alpha in sweep.alphas)],
                 rows,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from spiritlevel.page import cells
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import layer_shares
-from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, Figure, PageTable, Part, Section, TableRow, Words
 
 INVARIANT = ("normalized_sharpness", "rho_sum", "rho", "fisher_rao_diagonal")
 TRACE = "hessian_trace"
@@ -24,11 +24,11 @@ def section(content: PageContent) -> Section | None:
         layers = list(dict.fromkeys(layer for values in report.per_layer.values() for layer in values))
         quantities = list(report.per_layer)
         rows = [
-            Row([Cell(layer), *(cells.value(report.per_layer[quantity].get(layer)) for quantity in quantities)])
+            TableRow([Cell(layer), *(cells.value(report.per_layer[quantity].get(layer)) for quantity in quantities)])
             for layer in layers
         ]
         parts.append(
-            Table(
+            PageTable(
                 f"layers-{position + 1}",
                 ["layer", *(content.title(quantity) for quantity in quantities)],
                 rows,

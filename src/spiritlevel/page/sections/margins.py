@@ -7,7 +7,7 @@ from scipy.stats import skew
 
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.distributions import distribution
-from spiritlevel.page.parts import Cell, Part, Row, Section, Table
+from spiritlevel.page.parts import Cell, PageTable, Part, Section, TableRow
 from spiritlevel.results.numerals import MISSING, plain
 
 QUANTITIES = ("output_margin", "softmax_margin")
@@ -40,7 +40,7 @@ def section(content: PageContent) -> Section | None:
             quantiles = np.quantile(values, list(POINTS.values()))
             skewness = float(skew(values)) if np.ptp(values) > 0 else None
             rows.append(
-                Row(
+                TableRow(
                     [
                         Cell(label),
                         Cell(f"{len(values):,}", value=len(values)),
@@ -51,7 +51,7 @@ def section(content: PageContent) -> Section | None:
                 )
             )
         parts.append(
-            Table(
+            PageTable(
                 f"{quantity}-quartiles",
                 ["network", "samples", *POINTS, "skewness", "not above zero"],
                 rows,

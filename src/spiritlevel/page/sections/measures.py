@@ -8,7 +8,7 @@ from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
 from spiritlevel.page.content import PageContent
-from spiritlevel.page.parts import Cell, Explanation, Part, Row, Section, Table
+from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow
 from spiritlevel.results.numerals import MISSING
 
 SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
@@ -26,7 +26,7 @@ def section(content: PageContent) -> Section | None:
         columns += ["flatter", "does the ordering hold?"]
     rows = [_row(content, name, over_samples) for name in content.measures]
     count = len(rows)
-    table = Table(
+    table = PageTable(
         "all-measures",
         columns,
         rows,
@@ -43,14 +43,14 @@ def section(content: PageContent) -> Section | None:
     return Section("measures", "All measures", summary, parts)
 
 
-def _by_network(content: PageContent) -> Table:
+def _by_network(content: PageContent) -> PageTable:
     """Return all networks as rows, where they are too many for columns."""
     columns = ["weights", "loss", *(content.title(name) for name in content.measures)]
     rows = [
-        Row([Cell(label), cells.number(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)])
+        TableRow([Cell(label), cells.number(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)])
         for label, report in content.reports.items()
     ]
-    return Table("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
+    return PageTable("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
 
 
 def _value_columns(content: PageContent) -> list[str]:
@@ -81,7 +81,7 @@ def _compared(content: PageContent, name: str) -> tuple[list[Cell], list[Cell]]:
     return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
 
 
-def _row(content: PageContent, name: str, over_samples: bool) -> Row:
+def _row(content: PageContent, name: str, over_samples: bool) -> TableRow:
     estimates = [report.get(name) for report in content.reports.values()]
     title = content.title(name)
     held = next((e for e in estimates if e is not None), None)
@@ -94,7 +94,7 @@ def _row(content: PageContent, name: str, over_samples: bool) -> Row:
         cells.shared_how(estimates),
         *ordering,
     ]
-    return Row(row, more=explanations(content, name), below=_layers(content, name, over_samples))
+    return TableRow(row, more=explanations(content, name), below=_layers(content, name, over_samples))
 
 
 def explanations(content: PageContent, name: str) -> list[Explanation]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
-from spiritlevel.page.parts import Cell, Part, Row, Rows, Section, Table, Words
+from spiritlevel.page.parts import Cell, PageTable, Part, Rows, Section, TableRow, Words
 from spiritlevel.page.points import choose, short
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain
@@ -68,7 +68,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
     ]
     order = np.argsort(-np.where(np.isfinite(samples[Y]), samples[Y], -np.inf), kind="stable")[:LISTED]
     rows = [
-        Row(
+        TableRow(
             [
                 Cell(f"{int(kept[i])}", value=int(kept[i])),
                 *(Cell(plain(float(v[i]), 4), value=float(v[i])) for v in samples.values()),
@@ -77,7 +77,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
         )
         for i in order
     ]
-    listed = Table(
+    listed = PageTable(
         f"largest-traces{suffix.replace('_', '-')}",
         ["sample", *(titles[name] for name in samples), "classified"],
         rows,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spiritlevel.page.content import PageContent
-from spiritlevel.page.parts import Cell, Command, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, CommandLines, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.numerals import plain
 
 _SHOWN = (
@@ -22,18 +22,18 @@ def section(content: PageContent) -> Section | None:
     parts: list[Part] = []
     command = command_of(content)
     if command:
-        parts.append(Command(command))
+        parts.append(CommandLines(command))
     headers = headers_of(content)
     if headers and not command:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
     if headers:
         rows = [
-            Row([Cell(key.replace("_", " ")), *(Cell(_text(header.get(key))) for header in headers.values())])
+            TableRow([Cell(key.replace("_", " ")), *(Cell(_text(header.get(key))) for header in headers.values())])
             for key in _SHOWN
             if any(header.get(key) not in (None, "", [], {}) for header in headers.values())
         ]
         heads = list(headers) if len(headers) > 1 else ["value"]
-        parts.append(Table("settings-table", ["setting", *heads], rows))
+        parts.append(PageTable("settings-table", ["setting", *heads], rows))
     if not parts:
         return None
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
