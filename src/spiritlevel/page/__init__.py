@@ -4,7 +4,7 @@ from spiritlevel.page.builder import figure, figures, html, save_figures, write
 from spiritlevel.page.content import PageContent, of_audit, of_comparison, of_reports, of_spectrum, of_studies
 
 __all__ = [
-    "Content",
+    "PageContent",
     "figure",
     "figures",
     "html",
