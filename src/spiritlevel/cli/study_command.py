@@ -16,8 +16,7 @@ from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
     from spiritlevel.lab.studies import Record, Study
-
-OnProgress = Callable[[str, int, int], None]
+    from spiritlevel.lab.studies.running import OnProgress
 
 study = typer.Typer(help="Re-run the papers' studies, claim by claim.", no_args_is_help=True)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from spiritlevel.values.statistics import Vector
+
 SHOWN = 2_000
 EXTREMES = 25  # on each side of each quantity
 BINS = (44, 30)
