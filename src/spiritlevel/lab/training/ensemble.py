@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
-from spiritlevel.lab.training.evaluation import Data, Loss, inputs_and_labels, place_of
+from spiritlevel.lab.training.evaluation import Data, LossFunction, inputs_and_labels, place_of
 from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded
 from spiritlevel.lab.training.order import plan_length, stacked_epoch_batches, steps_per_epoch
 from spiritlevel.lab.training.replaying import Replayed
@@ -41,7 +41,7 @@ def train_ensemble(
     epochs: int | None = None,
     steps: int | None = None,
     schedule: str | Schedule = "constant",
-    loss: Loss = functional.cross_entropy,
+    loss: LossFunction = functional.cross_entropy,
     drop_last: bool = False,
     stop: LossTarget | None = None,
     on_epoch: OnEpoch | None = None,
@@ -152,7 +152,7 @@ def _step(stack: _Stack, method: StackedOptimizer, x: Tensor, targets: Tensor, c
 class _Stack:
     """The parameters and buffers of the networks still in training, stacked along a first axis."""
 
-    def __init__(self, models: Sequence[nn.Module], loss: Loss) -> None:
+    def __init__(self, models: Sequence[nn.Module], loss: LossFunction) -> None:
         self.models = models
         self.members = list(range(len(models)))
         for model in models:
