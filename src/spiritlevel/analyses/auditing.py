@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from spiritlevel.analyses.equivalents import Equivalents
-from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
+from spiritlevel.analyses.measuring import Measures, MeasureSettings, as_problem, chosen_settings, measure
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.opening import as_torch_dtype
 from spiritlevel.measures.declaration import Measure
@@ -50,7 +50,7 @@ def audit(
     *,
     strengths: Strengths = None,
     alphas: Sequence[float] = ALPHAS,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     dtype: str | torch.dtype | None = "float64",
@@ -98,7 +98,7 @@ def examine(
     *,
     strengths: Strengths = ("usual",),
     alpha: float = 2.0,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
 ) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
@@ -147,7 +147,7 @@ class _Run:
         self,
         equivalents: Equivalents,
         chosen: list[Measure],
-        settings: Settings,
+        settings: MeasureSettings,
         seed: int,
         tolerance: float | None,
         progress: bool,

@@ -16,7 +16,7 @@ from torch import Tensor
 from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.contrasting import contrast
 from spiritlevel.analyses.holding import Check, declared_holding
-from spiritlevel.analyses.measuring import Measures, Settings, chosen_settings, measure, per_sample
+from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
 from spiritlevel.analyses.reading import Finding, reading
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
@@ -42,7 +42,7 @@ def compare(
     measures: Measures = "default",
     *,
     test: Any = None,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     groups: int = 10,
@@ -132,7 +132,7 @@ def assemble(
     )
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
+def _flat(settings: MeasureSettings) -> dict[str, Any]:
     """Return settings by "measure.option", whichever way they were written."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
