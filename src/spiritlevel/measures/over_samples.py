@@ -16,7 +16,7 @@ REACH = 1.96  # standard deviations either side that enclose 95%
 
 
 @dataclass(frozen=True)
-class Statistic:
+class SampleStatistic:
     """A value and its standard error over samples, None where the samples are too few to tell."""
 
     value: float
@@ -38,12 +38,12 @@ class Distribution:
         """The number of samples that count."""
         return len(self.values)
 
-    def mean(self) -> Statistic:
+    def mean(self) -> SampleStatistic:
         """Σ w t / Σ w, with the standard error of a weighted mean."""
         value = float(self.shares @ self.values)
-        return Statistic(value, self._error(self.values - value))
+        return SampleStatistic(value, self._error(self.values - value))
 
-    def quantile(self, level: float) -> Statistic:
+    def quantile(self, level: float) -> SampleStatistic:
         """The value below which a share ``level`` lies, each sample standing at the middle of its own share.
 
         Its error is that of the order statistics: the quantiles at level ± 1.96 √(level(1 - level)/n) enclose it with
@@ -54,14 +54,14 @@ class Distribution:
         error = None
         if self.count > 1 and level - reach > 0 and level + reach < 1:
             error = (self._at(level + reach) - self._at(level - reach)) / (2 * REACH)
-        return Statistic(self._at(level), error)
+        return SampleStatistic(self._at(level), error)
 
-    def third_central_moment(self) -> Statistic:
+    def third_central_moment(self) -> SampleStatistic:
         """m₃ = mean of (t - mean)³, with the standard error of the jackknife."""
         m3, _, without = self._moments()
-        return Statistic(m3, self._jackknife(m3, without))
+        return SampleStatistic(m3, self._jackknife(m3, without))
 
-    def skewness(self) -> Statistic | None:
+    def skewness(self) -> SampleStatistic | None:
         """m₃ / m₂^{3/2}, the population form, with the jackknife's standard error; None where all values are equal."""
         if self.count < 2 or self.values[0] == self.values[-1]:
             return None
@@ -69,9 +69,9 @@ class Distribution:
         skew = float(skewness(self.values[None], self.shares[None])[0])
         without = np.full(self.count, np.nan)
         np.divide(m3_without, m2_without.clip(0) ** 1.5, out=without, where=m2_without > 0)
-        return Statistic(skew, self._jackknife(skew, without))
+        return SampleStatistic(skew, self._jackknife(skew, without))
 
-    def statistic(self, name: str) -> Statistic:
+    def statistic(self, name: str) -> SampleStatistic:
         """The mean or a quantile, by name."""
         return self.mean() if name == "mean" else self.quantile(QUANTILES[name])
 
