@@ -73,7 +73,7 @@ def audit(
             raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
     given = as_problem(problem, data, **options)
     equivalents = Equivalents(given, copy_dtype(dtype))
-    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
     sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
     trials = [*_function_preserving(run, base, ranges), *_permuted(run, base), *_output_scaling(run, base, sweep)]
@@ -103,7 +103,7 @@ def examine(
     tolerance: float | None = None,
 ) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
     """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
-    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, False)
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, False)
     sweep = _sweep(run, [float(alpha)])
     trials = [*_function_preserving(run, base, chosen_strengths(strengths)), *_output_scaling(run, base, sweep)]
     return _verdicts(chosen, trials), dict(run.refused)
@@ -140,7 +140,7 @@ def copy_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return as_torch_dtype(dtype, "'float64', 'float32' or None for the network's own")
 
 
-class _Run:
+class _AuditRun:
     """What every measurement of one audit has in common."""
 
     def __init__(
@@ -173,7 +173,7 @@ class _Run:
         )
 
 
-def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float, float]]) -> list[Trial]:
+def _function_preserving(run: _AuditRun, base: Report, ranges: dict[str, tuple[float, float]]) -> list[Trial]:
     equivalents = run.equivalents
     found = equivalents.found
     trials: list[Trial] = []
@@ -203,13 +203,13 @@ def _function_preserving(run: _Run, base: Report, ranges: dict[str, tuple[float,
     return trials
 
 
-def _permuted(run: _Run, base: Report) -> list[Trial]:
+def _permuted(run: _AuditRun, base: Report) -> list[Trial]:
     if not run.equivalents.found.of_kind("permutation"):
         return []
     return _tried(run, base, "permutation", "", lambda: run.equivalents.permuted(run.seed))
 
 
-def _tried(run: _Run, base: Report, symmetry: str, strength: str, change: Any) -> list[Trial]:
+def _tried(run: _AuditRun, base: Report, symmetry: str, strength: str, change: Any) -> list[Trial]:
     """Measure on the changed network; a refusal of the change is kept with its reason."""
     try:
         after = run.report(change())
@@ -266,7 +266,7 @@ def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
     return Verdict(own.name, symmetry, verdict, own.invariances.get(symmetry), tuple(trials))
 
 
-def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
+def _sweep(run: _AuditRun, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
     """Measure along T_α: the chosen measures, and those named ``beside`` them."""
     if not run.equivalents.found.of_kind("output_scale") and run.equivalents.found.analysis is not None:
         run.refused["output_scaling"] = "no layer with a free scale produces the outputs"
@@ -286,7 +286,7 @@ def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sw
     return Sweep(list(reports), values, titles, [report.loss for report in reports.values()], accuracies)
 
 
-def _output_scaling(run: _Run, base: Report, sweep: Sweep | None) -> list[Trial]:
+def _output_scaling(run: _AuditRun, base: Report, sweep: Sweep | None) -> list[Trial]:
     if sweep is None:
         return []
     return [
@@ -297,7 +297,7 @@ def _output_scaling(run: _Run, base: Report, sweep: Sweep | None) -> list[Trial]
     ]
 
 
-def _one_neuron(run: _Run) -> dict[str, dict[str, list[float]]]:
+def _one_neuron(run: _AuditRun) -> dict[str, dict[str, list[float]]]:
     """Follow the sizes of the two matrices around one neuron while it is rescaled further and further.
 
     A row of the first shrinks and a column of the second grows (Tsuzuku et al. 2019, section 5.1): norms follow the

@@ -67,12 +67,12 @@ def spectrum(
         print(for_terminal(str(plan), lines=True), file=sys.stderr, flush=True)
     with show_progress(problem, progress), problem.session():
         try:
-            return _Run(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
+            return _SpectrumRun(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
         finally:
             matrix.release()
 
 
-class _Run:
+class _SpectrumRun:
     """Rounds of probes, what they found so far, and when to stop."""
 
     def __init__(

@@ -140,7 +140,7 @@ def top_eigenpairs(
             allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
         return residuals <= allowed
 
-    search = _Search(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
+    search = _EigenSearch(matvec, size, k, which, min(limit, size), dtype, torch.device(device), basis_device, seed)
     search.expand(search.start_block(start, block))
     best = torch.full((k,), torch.inf, dtype=torch.float64)
     while True:
@@ -161,7 +161,7 @@ def top_eigenpairs(
         search.expand(search.next_block(directions[~there.to(directions.device)][:width], block))
 
 
-class _Search:
+class _EigenSearch:
     """An orthonormal basis V (rows), its images A V and the projection T = V A V^T."""
 
     def __init__(

@@ -32,7 +32,7 @@ class FoundWeights:
 def find_weights(root: object, key: str | None, path: object, budget: Budget) -> FoundWeights:
     """Return the weights under a key such as ``"ema.state_dict"``, or without one those of the usual entries."""
     value = root if key is None else _descend(root, key, path)
-    search = _Search(budget)
+    search = _EntrySearch(budget)
     found = search.weights(value, _DEPTH)
     others = tuple(name for name, child in _children(root).items() if search.has_weights(child, _DEPTH))
     if found is None:
@@ -63,7 +63,7 @@ def _descend(value: object, key: str, path: object) -> object:
     return value
 
 
-class _Search:
+class _EntrySearch:
     """Looks for weights among values that may share parts or contain themselves; every step is charged to the file."""
 
     def __init__(self, budget: Budget) -> None:
