@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.contents import tensors_of
+from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.values.errors import UsageError
 
-Batch = Sequence[Any] | Mapping[str, Any]
 LABEL_KEYS = ("labels", "label", "y")
 
 
@@ -77,7 +75,7 @@ class Loss(ABC):
     name: str
 
     @abstractmethod
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses ``(B,)``, differentiable in the outputs, and weights ``(B,)``.
 
         Where a sample has positions its loss is Σ_t w·ℓ / Σ_t w over them and its weight Σ_t w; a sample none of whose
@@ -87,7 +85,7 @@ class Loss(ABC):
     def factor(
         self,
         outputs: Tensor,
-        batch: Batch,
+        batch: Content,
         *,
         limit: int = 32,
         generator_seed: int = 0,
@@ -101,16 +99,16 @@ class Loss(ABC):
         """
         return self.sketched_factor(outputs, batch, Sketch(limit, generator_seed, indices, draws))
 
-    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """``factor`` as a loss writes it: exact within the sketch's limit, else with its draws and signs."""
         raise NotImplementedError(f"The loss {self.name} has no factor: define sketched_factor in its class.")
 
     @abstractmethod
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, without a graph."""
 
 
-def labels_of(batch: Batch) -> Tensor:
+def labels_of(batch: Content) -> Tensor:
     """Labels of a batch: the second of two entries of a tuple, or the entry "labels", "label" or "y" of a dict."""
     if isinstance(batch, Mapping):
         keys = [key for key in LABEL_KEYS if key in batch]

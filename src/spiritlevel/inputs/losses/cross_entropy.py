@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, Sketch, labels_of
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
 from spiritlevel.values.errors import UsageError
 
@@ -72,7 +73,7 @@ class CrossEntropy(Loss):
                     "must be positive, because a sample of weight 0 would still have a loss."
                 )
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``; the weight is the class weight of the label, summed over the positions."""
         logits, labels, _ = self._read(outputs, batch)
         losses = F.cross_entropy(
@@ -86,7 +87,7 @@ class CrossEntropy(Loss):
         weights = self._weights_and_scales(logits, labels)[0].sum(1).to(losses.dtype)
         return losses.sum(1) / weights.where(weights > 0, 1.0), weights
 
-    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Cholesky factor with C - 1 columns a position, or sketches of it; see :class:`Loss`."""
         logits, labels, axis = self._read(outputs, batch)
         samples, positions, classes = logits.shape
@@ -114,13 +115,13 @@ class CrossEntropy(Loss):
             draws=1 if exact else len(columns),
         )
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v = s·(p∘v - p (p·v)) for each of the vectors ``(K, B, *output shape)``."""
         logits, labels, axis = self._read(outputs, batch)
         product = softmax_hessian_times(logits, _flatten(vectors, axis, lead=2)) * self._curvature(logits, labels)
         return _restore(product, outputs, axis).to(vectors.dtype)
 
-    def _read(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor, int]:
+    def _read(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor, int]:
         """Logits ``(B, T, C)``, labels ``(B, T)`` or probabilities ``(B, 1, C)``, and the axis of the classes."""
         labels = labels_of(batch).to(outputs.device)
         if outputs.dim() < 2:
@@ -241,22 +242,22 @@ class NextToken(Loss):
     name: str = field(default="next_token", init=False, repr=False)
     ignore_index: int = -100
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Mean loss over a sample's predicted tokens, and their number."""
         return self._token_loss().per_sample(outputs, self._shift(outputs, batch))
 
-    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Cholesky factor with C - 1 columns a position, or sketches of it; see :class:`Loss`."""
         return self._token_loss().sketched_factor(outputs, self._shift(outputs, batch), sketch)
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v, zero at the last position and wherever the next label is ignored."""
         return self._token_loss().hessian_product(outputs, self._shift(outputs, batch), vectors)
 
     def _token_loss(self) -> CrossEntropy:
         return CrossEntropy(ignore_index=self.ignore_index, class_axis=-1)
 
-    def _shift(self, outputs: Tensor, batch: Batch) -> Batch:
+    def _shift(self, outputs: Tensor, batch: Content) -> Content:
         labels = labels_of(batch)
         if outputs.dim() != 3 or labels.shape != outputs.shape[:2] or labels.is_floating_point():
             raise UsageError(

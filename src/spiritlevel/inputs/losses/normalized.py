@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, Sketch, labels_of
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy
 from spiritlevel.inputs.losses.indefinite import eigen_columns
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
@@ -35,12 +36,12 @@ class NormalizedCrossEntropy(Loss):
 
     name: str = field(default="normalized_cross_entropy", init=False, repr=False)
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``."""
         self._check(outputs, batch)
         return CrossEntropy().per_sample(_standardised(outputs)[0], batch)
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, C)``.
 
         With σ = std f, Q the projection orthogonal to 1 and z, g = p - e_y, a = z·g/C and w = Q g, differentiating
@@ -54,7 +55,7 @@ class NormalizedCrossEntropy(Loss):
         product = product - parts.w * (parts.z * v).mean(-1, keepdim=True)
         return (product / parts.scale.square()).to(vectors.dtype)
 
-    def sketched_factor(self, outputs: Tensor, batch: Batch, sketch: Sketch) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Signed eigenvectors of Λ, at most C - 1 as it has no part along 1, or signed sketches; see :class:`Loss`."""
         self._check(outputs, batch)
         samples, classes = outputs.shape
@@ -81,7 +82,7 @@ class NormalizedCrossEntropy(Loss):
         pair = torch.tensor([1.0, -1.0], dtype=outputs.dtype, device=outputs.device)
         return Factor(columns, pair.repeat(draws)[:, None].repeat(1, samples), psd=False, exact=False, draws=draws)
 
-    def _parts(self, outputs: Tensor, batch: Batch) -> _Parts:
+    def _parts(self, outputs: Tensor, batch: Content) -> _Parts:
         self._check(outputs, batch)
         z, scale = _standardised(outputs.detach().double())
         with torch.enable_grad():
@@ -92,7 +93,7 @@ class NormalizedCrossEntropy(Loss):
         parts = _Parts(z, g, (z * g).mean(-1, keepdim=True), scale, weights[:, None])
         return parts._replace(w=parts.project(g))
 
-    def _check(self, outputs: Tensor, batch: Batch) -> None:
+    def _check(self, outputs: Tensor, batch: Content) -> None:
         if labels_of(batch).is_floating_point():
             raise UsageError(
                 f"normalized_cross_entropy found labels of type {labels_of(batch).dtype}: pass integer class indices."
