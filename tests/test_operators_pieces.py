@@ -83,7 +83,9 @@ def test_a_block_is_put_where_its_vectors_belong(options: dict[str, int], apart:
     gradients, pushed = torch.randn(5, *found.shape), torch.randn(5, *values.shape)
 
     def both(gradient: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
-        return pooling_blocks.spread(gradient, places, [9, 7], window), pooling_blocks.choose(push, places)
+        return pooling_blocks.scatter_places(gradient, places, [9, 7], window), pooling_blocks.gather_places(
+            push, places
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # vmap warns of what it takes one by one

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from spiritlevel.engine.operators.pooling_blocks import Window, choose, spread
+from spiritlevel.engine.operators.pooling_blocks import Window, gather_places, scatter_places
 from spiritlevel.inputs.process.fast_max_pool import MaxPoolCall
 
 _RELUS = (torch.relu, F.relu, Tensor.relu)
@@ -116,11 +116,11 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         places, *gate = ctx.saved_tensors
-        put_back = _Spread.apply if torch.is_grad_enabled() else _spread
+        put_back = _Scattered.apply if torch.is_grad_enabled() else _scatter
         return put_back(gradient, places, gate[0].detach() if gate else None, ctx.size, ctx.window), None, None
 
 
-class _Spread(torch.autograd.Function):
+class _Scattered(torch.autograd.Function):
     """Gradients of pooled values, put where the values came from."""
 
     @staticmethod
@@ -128,15 +128,15 @@ class _Spread(torch.autograd.Function):
         ctx: Any, gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window
     ) -> Tensor:
         ctx.save_for_backward(places, *([] if gate is None else [gate]))
-        return _spread(gradient, places, gate, size, window)
+        return _scatter(gradient, places, gate, size, window)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, pushed: Tensor) -> tuple[Tensor, None, None, None, None]:
         places, *gate = ctx.saved_tensors
-        found = choose(pushed, places)
+        found = gather_places(pushed, places)
         return _gate(found, gate[0]) if gate else found, None, None, None, None
 
 
-def _spread(gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window) -> Tensor:
-    return spread(gradient if gate is None else _gate(gradient, gate), places, size, window)
+def _scatter(gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window) -> Tensor:
+    return scatter_places(gradient if gate is None else _gate(gradient, gate), places, size, window)

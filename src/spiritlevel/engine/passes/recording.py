@@ -92,7 +92,7 @@ class Recorder:
         for name in names:
             rule = rule_of(self.layers[name].module)
             assert rule is not None
-            spread = stages is not None and name in stages.spread
+            spread = stages is not None and name in stages.unpooled
             known = (self.poolings[name],) if name in self.poolings and not spread else ()
             found[name] = rule(self.layers[name].module, self.inputs[name], *known)
         return found
@@ -118,7 +118,7 @@ class Recorder:
         """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
         A layer that nothing is passed back to is left out.  Samples come first in memory, so that the columns of one
-        lie together for its products.  Of a layer in ``stages.spread`` they are those of its own output, also where a
+        lie together for its products.  Of a layer in ``stages.unpooled`` they are those of its own output, also where a
         pooling follows it: the way back from there needs them, and then they serve the layer as well.
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
@@ -130,15 +130,15 @@ class Recorder:
         if stages.cut is None:
             found |= self._apart(outputs, columns, apart)
         else:
-            start, deltas = stages.cut, self._spread(stages.cut, found[stages.cut][0])
+            start, deltas = stages.cut, self._unpooled(stages.cut, found[stages.cut][0])
             found[start] = [deltas]
             if fold is not None and fold.via == start:
                 found[fold.name] = [self._folded(fold, deltas)]
                 if apart:
-                    start, deltas = fold.name, self._spread(fold.name, found[fold.name][0])
+                    start, deltas = fold.name, self._unpooled(fold.name, found[fold.name][0])
             found |= self._apart(self.edges[start][0], deltas, apart)
         if fold is not None and fold.via in apart and fold.via in found:
-            found[fold.via] = [self._spread(fold.via, found[fold.via][0])]
+            found[fold.via] = [self._unpooled(fold.via, found[fold.via][0])]
             found[fold.name] = [self._folded(fold, found[fold.via][0])]
         return found
 
@@ -154,12 +154,12 @@ class Recorder:
             pulled *= gate[:, None]
         return pulled.transpose(0, 1)
 
-    def _spread(self, name: str, deltas: Tensor) -> Tensor:
+    def _unpooled(self, name: str, deltas: Tensor) -> Tensor:
         """Return gradients behind a layer's stop as those of its own output."""
         (pooling,) = self.poolings.get(name, [None])
         if pooling is None:
             return deltas
-        return pooling.spread(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
+        return pooling.unpool(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
 
     def _together(self, outputs: Tensor, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
         edges = [edge for name in names for edge in self.stops[name]]
@@ -210,8 +210,8 @@ class Recorder:
         except Exception:  # an operation that cannot be mapped raises in its own way
             return False
         apart = self.pull_back_all(outputs, some, names, Stages())
-        for name in stages.spread & apart.keys():
-            apart[name] = [self._spread(name, apart[name][0])]
+        for name in stages.unpooled & apart.keys():
+            apart[name] = [self._unpooled(name, apart[name][0])]
         tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
         if staged.keys() != apart.keys():
             return False

@@ -40,7 +40,7 @@ class Stages:
     fold: Fold | None = None
 
     @property
-    def spread(self) -> set[str]:
+    def unpooled(self) -> set[str]:
         """Layers whose gradients are those of their own output, also where a pooling follows them."""
         return {*([] if self.cut is None else [self.cut]), *([] if self.fold is None else [self.fold.via])}
 
