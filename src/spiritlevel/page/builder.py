@@ -17,7 +17,7 @@ from spiritlevel.values.cleaning import cleaned_for_page
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.version import __version__
 
-# In the order in which the folds stand.
+# In the order in which the sections stand.
 SECTIONS = (
     measures.section,
     margins.section,

@@ -1,4 +1,4 @@
-"""What a page is made of: figures, tables, sentences and folds, without any markup."""
+"""What a page is made of: figures, tables, sentences and sections, without any markup."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ Part = Figure | PageTable | Words | CommandLines | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A fold of the page: what it is about, one line that says the most of it, and its parts."""
+    """A section of the page: what it is about, one line that says the most of it, and its parts."""
 
     name: str
     title: str

@@ -11,7 +11,7 @@ from spiritlevel.results.numerals import MISSING, plain, value_text
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of the audits."""
+    """Return the section of the audits."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):
         suffix = "" if position == 0 else f"_{position + 1}"
@@ -68,7 +68,7 @@ def verdict_table(content: PageContent, audit: Audit, name: str) -> PageTable:
 
 
 def sweep_section(content: PageContent) -> Section | None:
-    """Return the fold of the sweep over T_α."""
+    """Return the section of the sweep over T_α."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):
         sweep = audit.sweep

@@ -39,7 +39,7 @@ def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Page
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of the studies' figures, quantities and departures."""
+    """Return the section of the studies' figures, quantities and departures."""
     parts: list[Part] = []
     for record in content.studies:
         parts.append(Words(f"{record.study.paper}. {_runs(record)}", strong=record.study.title + "."))

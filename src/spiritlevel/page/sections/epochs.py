@@ -45,7 +45,7 @@ def signature(content: PageContent) -> Figure | None:
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of curves where there are three reports or more."""
+    """Return the section of curves where there are three reports or more."""
     if len(content.reports) < 3:
         return None
     places, unit = places_of(content)

@@ -14,7 +14,7 @@ TRACE = "hessian_trace"
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of layers, one table a network."""
+    """Return the section of layers, one table a network."""
     parts: list[Part] = []
     for position, (label, report) in enumerate(content.shown.items()):
         if not report.per_layer:

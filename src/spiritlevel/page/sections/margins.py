@@ -15,7 +15,7 @@ POINTS = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile":
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of the margins that were measured per sample."""
+    """Return the section of the margins that were measured per sample."""
     parts: list[Part] = []
     summary = ""
     for quantity in QUANTITIES:

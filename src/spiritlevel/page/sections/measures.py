@@ -15,7 +15,7 @@ SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": "
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of all measures of all networks."""
+    """Return the section of all measures of all networks."""
     if not content.measures:
         return None
     whole, content = content, replace(content, reports=content.shown)

@@ -21,7 +21,7 @@ LISTED = 12
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of samples, for the networks that have a trace for each of them."""
+    """Return the section of samples, for the networks that have a trace for each of them."""
     parts: list[Part] = []
     drawn = 0
     shown = list(content.shown)[:MOST_NETWORKS]

@@ -18,7 +18,7 @@ _SHOWN = (
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the last fold: the command and the settings."""
+    """Return the last section: the command and the settings."""
     parts: list[Part] = []
     command = command_of(content)
     if command:

@@ -9,7 +9,7 @@ from spiritlevel.page.parts import Cell, PageTable, Part, Section, TableRow, Wor
 
 
 def section(content: PageContent) -> Section | None:
-    """Return the fold of the spectra."""
+    """Return the section of the spectra."""
     parts: list[Part] = []
     for position, (label, spectrum) in enumerate(content.spectra.items()):
         suffix = "" if position == 0 else f"_{position + 1}"
