@@ -55,7 +55,7 @@ class OnGpu(Tensor):
         (nn.Linear(6, 16), 14, 1, 1),
     ],
 )
-def test_only_small_plain_convolutions_are_folded(
+def test_only_small_plain_convolutions_take_rows_as_channels(
     module: nn.Module, height: int, on_gpu: int, on_cpu: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = torch.zeros(2, 6, height, 14)
@@ -91,7 +91,7 @@ def layers(*pools: bool) -> nn.Module:
             PLENTY,
             "5",
             RowChannels("5", "2"),
-        ),  # the first one is pulled back by autograd from there
+        ),  # autograd pulls the first one back from there
         ((True,), PLENTY, "0", None),
         ((True, True), 700, "7", RowChannels("3", "0")),  # the cut comes before, autograd leads to the convolution
         ((True, True), 0, None, RowChannels("3", "0")),
