@@ -41,7 +41,7 @@ def vector_jacobian(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
         # Not is_grads_batched, whose older vmap takes every convolution one by one.
-        found = [torch.func.vmap(pull)(*pieces) for pieces in zip(*(block.tensor_split(groups) for block in blocks))]
+        found = [torch.func.vmap(pull)(*group) for group in zip(*(block.tensor_split(groups) for block in blocks))]
     return [torch.cat(parts) for parts in zip(*found)]
 
 

@@ -23,7 +23,7 @@ _RELUS = (torch.relu, F.relu, Tensor.relu)
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
 
 
-class LinearPieces(TorchFunctionMode):
+class PiecewiseLinear(TorchFunctionMode):
     """While entered, ReLUs and max-poolings are recorded so that no zeros are made of their second derivatives."""
 
     def __init__(self) -> None:
