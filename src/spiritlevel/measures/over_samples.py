@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from spiritlevel.values.statistics import quantile, skewness
+from spiritlevel.values.statistics import quantile, standardised
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75}
 REACH = 1.96  # standard deviations either side that enclose 95%
@@ -58,18 +58,16 @@ class Distribution:
 
     def third_central_moment(self) -> SampleStatistic:
         """m₃ = mean of (t - mean)³, with the standard error of the jackknife."""
-        m3, _, without = self._moments()
-        return SampleStatistic(m3, self._jackknife(m3, without))
+        _, m3, _, without = self._moments()
+        return SampleStatistic(float(m3), self._jackknife(float(m3), without))
 
     def skewness(self) -> SampleStatistic | None:
         """m₃ / m₂^{3/2}, the population form, with the jackknife's standard error; None where all values are equal."""
         if self.count < 2 or self.values[0] == self.values[-1]:
             return None
-        _, m2_without, m3_without = self._moments()
-        skew = float(skewness(self.values[None], self.shares[None])[0])
-        without = np.full(self.count, np.nan)
-        np.divide(m3_without, m2_without.clip(0) ** 1.5, out=without, where=m2_without > 0)
-        return SampleStatistic(skew, self._jackknife(skew, without))
+        m2, m3, m2_without, m3_without = self._moments()
+        skew = float(standardised(m2, m3))
+        return SampleStatistic(skew, self._jackknife(skew, standardised(m2_without, m3_without)))
 
     def statistic(self, name: str) -> SampleStatistic:
         """The mean or a quantile, by name."""
@@ -89,14 +87,14 @@ class Distribution:
     def _at(self, level: float) -> float:
         return float(quantile(level)(self.values[None], self.shares[None])[0])
 
-    def _moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return m₃ about the mean, and m₂ and m₃ with each sample left out in turn."""
+    def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return m₂ and m₃ about the mean, and both again with each sample left out in turn."""
         centred = self.values - self.mean().value
         terms = [self.shares * centred**power for power in (1, 2, 3)]
         rest = (1 - self.shares).clip(1e-300)
         first, second, third = ((term.sum() - term) / rest for term in terms)
         without = second - first**2, third - 3 * first * second + 2 * first**3
-        return float(terms[2].sum()), *without
+        return terms[1].sum(), terms[2].sum(), *without
 
     def _jackknife(self, value: float, without: np.ndarray) -> float | None:
         """Return the standard error from the values with each sample left out, None where one of them is undefined.
