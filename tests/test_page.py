@@ -183,7 +183,7 @@ def test_misclassified_samples_come_first_then_extremes() -> None:
     rng = np.random.default_rng(1)
     values = {"a": rng.normal(size=30_000), "b": rng.normal(size=30_000)}
     right = rng.random(30_000) > 0.01
-    choice = points.choose(values, right)
+    choice = points.choose_points(values, right)
     assert len(choice.index) == points.SHOWN == len(set(choice.index.tolist()))
     assert set(np.flatnonzero(~right)) <= set(choice.index)
     assert {int(values["a"].argmax()), int(values["b"].argmin())} <= set(choice.index)
@@ -194,7 +194,7 @@ def test_misclassified_samples_come_first_then_extremes() -> None:
 
 def test_many_misclassified_samples_leave_room_for_others() -> None:
     values = {"a": np.random.default_rng(2).normal(size=30_000)}
-    choice = points.choose(values, np.zeros(30_000, dtype=bool))
+    choice = points.choose_points(values, np.zeros(30_000, dtype=bool))
     assert choice.wrong == points.SHOWN // 2
     assert f"{choice.wrong:,} of 30,000 misclassified" in choice.words()
 
@@ -473,7 +473,7 @@ def test_studies_are_answered_by_their_claims() -> None:
     record = make_record(
         study_named("margins-fig1"), "smoke", RunStore("nowhere").table(study_named("margins-fig1"), "smoke")
     )
-    strong, rest = sentences.of_studies(page.of_studies([record]))
+    strong, rest = sentences.answer_of_studies(page.of_studies([record]))
     assert strong == "Of 2 claims, 0 hold, 0 do not hold, 0 are undecided, 2 were not run."
     assert rest.startswith("This is size smoke, with 0 of 1 runs finished")
 

@@ -217,10 +217,10 @@ def _tried(run: _AuditRun, base: Report, symmetry: str, strength: str, change: A
         run.refused[f"{symmetry} {strength}".strip()] = str(error)
         return []
     dtype = run.equivalents.problem.dtype
-    return [judge(own.name, symmetry, strength, base[own.name], after[own.name], dtype) for own in run.chosen]
+    return [judge_trial(own.name, symmetry, strength, base[own.name], after[own.name], dtype) for own in run.chosen]
 
 
-def judge(
+def judge_trial(
     name: str, symmetry: str, strength: str, before: Estimate, after: Estimate, dtype: torch.dtype = torch.float64
 ) -> Trial:
     """Decide from two measurements whether the value changed: by more than errors, certificates and rounding allow."""
@@ -290,7 +290,7 @@ def _output_scaling(run: _AuditRun, base: Report, sweep: Sweep | None) -> list[T
     if sweep is None:
         return []
     return [
-        judge(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
+        judge_trial(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
         for own in run.chosen
         for alpha, estimate in zip(sweep.alphas, sweep.values[own.name])
         if alpha != 1

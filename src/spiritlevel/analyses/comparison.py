@@ -17,7 +17,7 @@ from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.contrasting import contrast
 from spiritlevel.analyses.holding import Check, declared_holding
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
-from spiritlevel.analyses.reading import Finding, reading
+from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
 from spiritlevel.measures.declaration import Measure
@@ -122,7 +122,7 @@ def assemble(
     return Comparison(
         reports=dict(reports),
         rows=rows,
-        reading=reading(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
+        reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
         headings=[*([untrained] if untrained else []), *off_minimum.values()],
         notes=notes,
         agreement=_agreement(rows, reports),

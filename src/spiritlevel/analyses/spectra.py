@@ -15,8 +15,13 @@ from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
 from spiritlevel.engine.blocks import Blocks, fold_stderr
 from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.engine.estimators.probes import random_signs
-from spiritlevel.engine.estimators.quadrature import counted_quadrature, frobenius_squared, pooled_pairs, quadrature_of
-from spiritlevel.engine.estimators.quadrature import trace as lanczos_trace
+from spiritlevel.engine.estimators.quadrature import (
+    counted_quadrature,
+    frobenius_squared,
+    lanczos_trace,
+    pooled_pairs,
+    quadrature_of,
+)
 from spiritlevel.engine.operators import LayerBlock, Operator
 from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
 from spiritlevel.engine.operators.products import Strategy

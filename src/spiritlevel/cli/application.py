@@ -118,9 +118,11 @@ def measure_command(
     from spiritlevel.cli.sharing import request_of
 
     checked = request_of(given)
-    from spiritlevel.cli.measuring_command import Outputs, run
+    from spiritlevel.cli.measuring_command import Outputs, run_request
 
-    return run(checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate, config))
+    return run_request(
+        checked, Outputs(json, per_sample, layers, quiet, strict, dry_run, like, html, learning_rate, config)
+    )
 
 
 app.command("audit")(audit_command(measure_command))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from spiritlevel.values.statistics import quantile, standardised
+from spiritlevel.values.statistics import quantile, standardised_third_moment
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75}
 REACH = 1.96  # standard deviations either side that enclose 95%
@@ -66,8 +66,8 @@ class Distribution:
         if self.count < 2 or self.values[0] == self.values[-1]:
             return None
         m2, m3, m2_without, m3_without = self._moments()
-        skew = float(standardised(m2, m3))
-        return SampleStatistic(skew, self._jackknife(skew, standardised(m2_without, m3_without)))
+        skew = float(standardised_third_moment(m2, m3))
+        return SampleStatistic(skew, self._jackknife(skew, standardised_third_moment(m2_without, m3_without)))
 
     def statistic(self, name: str) -> SampleStatistic:
         """The mean or a quantile, by name."""

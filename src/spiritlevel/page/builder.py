@@ -8,7 +8,7 @@ from typing import Any
 
 from spiritlevel.page import embedding, formulas, opening
 from spiritlevel.page.content import PageContent
-from spiritlevel.page.extras import check, need
+from spiritlevel.page.extras import check_extras, need
 from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.parts import CommandLines, Figure, Page, PageTable, Picture, Words
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins, measures, samples, settings, spectrum
@@ -43,7 +43,7 @@ def page_of(content: PageContent) -> Page:
 
 def html(content: PageContent) -> str:
     """Return the page as the text of one HTML file."""
-    check()
+    check_extras()
     page = page_of(content)
     jinja2, markupsafe = need("jinja2"), need("markupsafe")
     environment = jinja2.Environment(
@@ -108,7 +108,7 @@ def image(drawn: Figure, form: str) -> bytes:
 
 def save_figures(content: PageContent, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:
     """Write every figure into a folder, once in each form, and return the names of the files."""
-    check()
+    check_extras()
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

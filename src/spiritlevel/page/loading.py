@@ -26,7 +26,7 @@ def kind_of(path: FilePath) -> str:
     return str(record.get("kind") or "report") if isinstance(record, dict) else "report"
 
 
-def load(path: FilePath) -> list[LoadedResult]:
+def load_results(path: FilePath) -> list[LoadedResult]:
     """Return the results in a file; only reports may be several, some of them failures."""
     kind = kind_of(path)
     if kind == "comparison":

@@ -32,7 +32,7 @@ def _of_comparison(content: PageContent) -> First:
     comparison, letters = content.comparison, content.letters
     assert comparison is not None
     rows = []
-    for name in chosen(content):
+    for name in measures_shown(content):
         row = comparison.rows.get(name)
         estimates = [report.get(name) for report in content.reports.values()]
         words = row.holding.words if row is not None else "not in every report"
@@ -55,11 +55,11 @@ def _of_comparison(content: PageContent) -> First:
         note="± is one standard error of the computation; intervals in the figure are 95%, paired over samples "
         "where a measure has a value of each." + _more(more),
     )
-    drawn = [name for name in chosen(content) if name in comparison.rows]
+    drawn = [name for name in measures_shown(content) if name in comparison.rows]
     return First(
         title=[(label, f"({letter})") for label, letter in letters.items()],
         settings=facts.settings_line(content.reports.values()),
-        answer=sentences.of_comparison(content),
+        answer=sentences.answer_of_comparison(content),
         facts=facts.facts(content),
         notes=facts.notes(content),
         figure=ratios(comparison, drawn, letters),
@@ -75,7 +75,7 @@ def _of_audit(content: PageContent) -> First:
     return First(
         title=[(label, "audited")],
         settings=facts.settings_line([found.base]),
-        answer=sentences.of_audit(content),
+        answer=sentences.answer_of_audit(content),
         facts=facts.facts(content),
         notes=notes,
         figure=audit.figure_of(content, found),
@@ -94,7 +94,7 @@ def _of_spectrum(content: PageContent) -> First:
     return First(
         title=[(label, "spectrum")],
         settings=facts.settings_line([report]),
-        answer=sentences.of_spectrum(own),
+        answer=sentences.answer_of_spectrum(own),
         facts=facts.facts(own),
         notes=facts.notes(own),
         figure=density(found, content.learning_rate, "density"),
@@ -110,7 +110,7 @@ def _of_studies(content: PageContent) -> First:
     return First(
         title=[(name, "") for name in names] if len(names) <= 2 else [(f"{len(names)} studies", "")],
         settings=" · ".join([*papers, *dict.fromkeys(f"size {record.size}" for record in content.studies)]),
-        answer=sentences.of_studies(content),
+        answer=sentences.answer_of_studies(content),
         facts=[
             ("runs", f"{sum(r.finished for r in content.studies):,} of {sum(r.planned for r in content.studies):,}"),
             ("computing", f"{seconds:,.0f} s"),
@@ -145,7 +145,7 @@ def _of_report(content: PageContent) -> First:
     return First(
         title=[(label, "")],
         settings=facts.settings_line([report]),
-        answer=sentences.of_one(content),
+        answer=sentences.answer_of_one(content),
         facts=facts.facts(content),
         notes=facts.notes(content),
         figure=figure or _margins_figure(content),
@@ -153,14 +153,14 @@ def _of_report(content: PageContent) -> First:
     )
 
 
-def chosen(content: PageContent) -> list[str]:
+def measures_shown(content: PageContent) -> list[str]:
     """Return the default six, or where none of them was measured the first six that were."""
     return [name for name in DEFAULT if name in content.measures] or content.measures[:6]
 
 
 def _one_table(content: PageContent) -> PageTable:
     rows = []
-    for name in chosen(content):
+    for name in measures_shown(content):
         estimate = content.first[name]
         rows.append(
             TableRow(
@@ -223,14 +223,14 @@ def _several_table(content: PageContent) -> PageTable:
     labels = list(content.reports)
     if len(labels) <= MOST_COLUMNS:
         rows = []
-        for name in chosen(content):
+        for name in measures_shown(content):
             estimates = [report.get(name) for report in content.reports.values()]
             shown = [Cell(content.title(name), small=name), *(cells.value(e) for e in estimates)]
             rows.append(TableRow([*shown, cells.shared_how(estimates)]))
         return PageTable("first-table", ["measure", *labels, "how"], rows, numeric=range(1, len(labels) + 1))
-    names = chosen(content)[:3]
+    names = measures_shown(content)[:3]
     rows = [
-        TableRow([Cell(label), cells.number(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
+        TableRow([Cell(label), cells.number_cell(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
         for label, report in _spaced(content)
     ]
     return PageTable(

@@ -45,7 +45,7 @@ class ShownPoints:
         )
 
 
-def choose(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, seed: int = 0) -> ShownPoints:
+def choose_points(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, seed: int = 0) -> ShownPoints:
     """Choose the misclassified samples first (at most half of the places), then extremes, then some at random."""
     count = len(next(iter(quantities.values())))
     if count <= SHOWN:

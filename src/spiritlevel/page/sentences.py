@@ -17,7 +17,7 @@ AnswerSentences = tuple[str, str]  # the bold sentence and the one after it
 MEASURED = ("ok", "budget_spent")
 
 
-def of_one(content: PageContent) -> AnswerSentences:
+def answer_of_one(content: PageContent) -> AnswerSentences:
     """Return the answer of a page about one network: nothing about flat or sharp, which needs a second one."""
     report = content.first
     rest = layer_sentence(content, report) or value_sentence(content, report)
@@ -60,14 +60,14 @@ def of_several(content: PageContent, places: Mapping[str, float] | None, unit: s
     return strong, f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}{aside}."
 
 
-def of_comparison(content: PageContent) -> AnswerSentences:
+def answer_of_comparison(content: PageContent) -> AnswerSentences:
     """Return the two sentences the comparison itself makes of its numbers."""
     assert content.comparison is not None
     strong, *rest = content.comparison.reading
     return strong, " ".join(rest)
 
 
-def of_audit(content: PageContent) -> AnswerSentences:
+def answer_of_audit(content: PageContent) -> AnswerSentences:
     """Return the answer of an audit: how many measures kept their value, and which changed most."""
     audit = next(iter(content.audits.values()))
     rescalings = ("layer_rescaling", "neuron_rescaling")
@@ -112,7 +112,7 @@ def of_audit(content: PageContent) -> AnswerSentences:
     )
 
 
-def of_spectrum(content: PageContent) -> AnswerSentences:
+def answer_of_spectrum(content: PageContent) -> AnswerSentences:
     """Return the answer of a spectrum: its ends, and where the largest stands against 2/lr."""
     spectrum = next(iter(content.spectra.values()))
     largest, smallest = spectrum.eigenvalue_max, spectrum.eigenvalue_min
@@ -132,7 +132,7 @@ def of_spectrum(content: PageContent) -> AnswerSentences:
     return strong, f"The largest is {side} the line 2/lr = {plain(line, 3)}, and {apart}."
 
 
-def of_studies(content: PageContent) -> AnswerSentences:
+def answer_of_studies(content: PageContent) -> AnswerSentences:
     """Return the answer of studies: how many claims hold, at which size."""
     judged: list[str] = [each.verdict for record in content.studies if record.finished for each in record.judgements]
     unrun = sum(len(record.judgements) for record in content.studies if not record.finished)

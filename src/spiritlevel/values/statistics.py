@@ -54,10 +54,10 @@ def quantile(level: float) -> Statistic:
 def skewness(values: Vector, weights: Vector) -> Vector:
     """m₃ / m₂^{3/2} of every row, the population form; NaN where all values are equal."""
     centred = values - mean(values, weights)[:, None]
-    return standardised(mean(centred**2, weights), mean(centred**3, weights))
+    return standardised_third_moment(mean(centred**2, weights), mean(centred**3, weights))
 
 
-def standardised(second: Vector, third: Vector) -> Vector:
+def standardised_third_moment(second: Vector, third: Vector) -> Vector:
     """Return the skewness m₃ / m₂^{3/2} of two moments about the mean, NaN where the second is 0."""
     return third / np.where(second > 0, second, np.nan) ** 1.5
 

@@ -84,7 +84,7 @@ class Judgement:
         return "; ".join(parts) or "-"
 
 
-def judge(claim: Claim, analysis: Quantities, explaining: Quantities | None = None) -> Judgement:
+def judge_claim(claim: Claim, analysis: Quantities, explaining: Quantities | None = None) -> Judgement:
     """Decide a claim: it holds if every condition does, fails if one fails, and is undecided otherwise.
 
     ``explaining`` holds quantities for the remark alone.

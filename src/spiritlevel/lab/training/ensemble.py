@@ -16,7 +16,7 @@ from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
 from spiritlevel.lab.training.evaluation import Data, LossFunction, inputs_and_labels, place_of
-from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded
+from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded_on
 from spiritlevel.lab.training.order import plan_length, stacked_epoch_batches, steps_per_epoch
 from spiritlevel.lab.training.replaying import Replayed
 from spiritlevel.lab.training.schedules import Schedule, resolve_schedule, schedule_name
@@ -92,7 +92,7 @@ def train_ensemble(
     done, epoch = 0, 0
     step: Replayed | None = None
     started = time.perf_counter()
-    with seeded(seeds[0], device):
+    with seeded_on(seeds[0], device):
         while done < total and stack.members:
             if step is None:
                 step = _step(stack, method, x, targets, total - done if replay else 0)

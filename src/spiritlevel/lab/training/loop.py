@@ -146,7 +146,7 @@ def train(
     averaged: AveragedModel | None = None
     started = time.perf_counter()
     model.train()
-    with seeded(seed, device):
+    with seeded_on(seed, device):
         order = torch.Generator().manual_seed(seed)
         drawn = torch.Generator().manual_seed(seed + 1)
         while record.steps < total and not record.stopped_by:
@@ -198,7 +198,7 @@ def train(
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded_on(seed: int, device: torch.device) -> Iterator[None]:
     """Seed dropout and take repeatable convolutions inside, put the global state back outside."""
     devices = [device] if device.type == "cuda" else []
     repeatable = torch.backends.cudnn.deterministic

@@ -47,7 +47,9 @@ def _by_network(content: PageContent) -> PageTable:
     """Return all networks as rows, where they are too many for columns."""
     columns = ["weights", "loss", *(content.title(name) for name in content.measures)]
     rows = [
-        TableRow([Cell(label), cells.number(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)])
+        TableRow(
+            [Cell(label), cells.number_cell(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)]
+        )
         for label, report in content.reports.items()
     ]
     return PageTable("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))

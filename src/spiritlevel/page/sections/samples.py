@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
 from spiritlevel.page.parts import Cell, PageTable, Part, Rows, Section, TableRow, Words
-from spiritlevel.page.points import choose, short
+from spiritlevel.page.points import choose_points, short
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain
 
@@ -50,7 +50,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
     samples = {name: values[kept] for name, values in samples.items()}
     right = right_of(report)
     right = None if right is None else right[kept]
-    choice = choose(samples, right)
+    choice = choose_points(samples, right)
     points: list[dict[str, Any]] = []
     for index in choice.index:
         group = ALL if right is None else RIGHT if right[index] else WRONG

@@ -18,7 +18,7 @@ from spiritlevel.lab.studies.material import (
     with_common,
 )
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
 
@@ -58,7 +58,7 @@ def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
         "validation_accuracy": on_validation.accuracy,
         "test_accuracy": evaluate(model, held_out_data(settings, place)).accuracy,
         "gap": on_train.accuracy - on_validation.accuracy,
-        "weight_norm": weight_norm(model),
+        "weight_norm": norm_of_weights(model),
         **spectrum_row(model, points, batch_size=BATCH),
     }
     return Outcome([row])

@@ -23,7 +23,7 @@ from spiritlevel.lab.studies.material import (
     with_common,
 )
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import crop_and_flip, evaluate, train
 
@@ -58,7 +58,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, lis
     def look(row: Any, model: nn.Module) -> None:
         if settings.get("curve") and (row.epoch + 1) % settings["curve"] == 0:
             error = 1 - evaluate(model, validation).accuracy
-            curves[0].append({"epoch": row.epoch + 1, "error": error, "norm": weight_norm(model)})
+            curves[0].append({"epoch": row.epoch + 1, "error": error, "norm": norm_of_weights(model)})
             model.train()
 
     augment = crop_and_flip if settings.get("augment") else None
@@ -78,7 +78,7 @@ def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]
         "validation_accuracy": on_validation.accuracy,
         "test_accuracy": on_test.accuracy,
         "gap": on_train.accuracy - on_validation.accuracy,
-        "weight_norm": weight_norm(model),
+        "weight_norm": norm_of_weights(model),
         **spectrum_row(model, points, mode=settings.get("mode", "eval"), quick=settings.get("quick", False)),
     }
     columns = {key: [step[key] for step in curve] for key in ("epoch", "error", "norm")} if curve else {}
