@@ -187,8 +187,8 @@ def data_get_command(
     data_root: Annotated[str | None, typer.Option(help="Folder to put it in; default the cache.")] = None,
 ) -> int:
     """Fetch a data set into the cache, checked."""
-    from spiritlevel.cli.screens import show
+    from spiritlevel.cli.screens import show_lines
     from spiritlevel.lab import datasets
 
-    show(datasets.get(name, data_root))
+    show_lines(datasets.get(name, data_root))
     return 0

@@ -36,7 +36,7 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.outputs import deliver
-    from spiritlevel.cli.screens import note, show
+    from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
 
@@ -47,8 +47,8 @@ def run_audit(options: dict[str, Any]) -> int:
     problem = subject.problem(weights)
     if options.get("dry_run"):
         runs = 2 + 2 * len(strengths) + len(alphas)
-        show(plan(problem, list(request.measures), settings=request.flat_settings()))
-        show(f"This is for one measurement; an audit makes about {runs}, in float64.")
+        show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
+        show_lines(f"This is for one measurement; an audit makes about {runs}, in float64.")
         return DONE
     quiet = bool(options.get("quiet"))
     found = audit(

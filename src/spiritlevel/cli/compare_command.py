@@ -75,7 +75,7 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli import names
-    from spiritlevel.cli.screens import show
+    from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.subject import checked_subject, targets_of
 
     request = request_of(options)
@@ -101,8 +101,10 @@ def _networks(options: dict[str, Any]) -> Any:
         }
         notes += subject.notes
     if options.get("dry_run"):
-        show(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
-        show(f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more.")
+        show_lines(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
+        show_lines(
+            f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
+        )
         return None
     test = options.get("test")
     if test is not None:

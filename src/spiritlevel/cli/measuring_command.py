@@ -17,7 +17,7 @@ from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
-from spiritlevel.cli.screens import console, note, show
+from spiritlevel.cli.screens import console, note, show_lines
 from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
@@ -150,9 +150,9 @@ def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    show(plan(problem, list(request.measures), settings=request.flat_settings()))
+    show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
     if networks > 1:
-        show(f"This is for each of the {networks} weights files.")
+        show_lines(f"This is for each of the {networks} weights files.")
     return DONE
 
 

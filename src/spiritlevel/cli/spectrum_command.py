@@ -45,7 +45,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.spectra import spectrum
     from spiritlevel.analyses.spectrum_plan import plan_spectrum
     from spiritlevel.cli.outputs import deliver
-    from spiritlevel.cli.screens import note, show
+    from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.results.wording import UNTRAINED
 
@@ -56,7 +56,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
     choices = {"strategy": options["strategy"], "keep_graphs": options["keep_graphs"]}
     if options.get("dry_run"):
         matrix = operator_named(problem, options["operator"], **choices)
-        show(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
+        show_lines(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
         return DONE
     found = spectrum(
         problem,

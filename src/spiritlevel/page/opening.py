@@ -6,7 +6,7 @@ from spiritlevel.measures.registry import DEFAULT, MEASURES
 from spiritlevel.page import cells, facts, sentences
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density
-from spiritlevel.page.figures.ratios import ratios
+from spiritlevel.page.figures.ratios import ratio_figure
 from spiritlevel.page.parts import Cell, Figure, First, PageTable, TableRow
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins
 from spiritlevel.results import Report
@@ -62,7 +62,7 @@ def _of_comparison(content: PageContent) -> First:
         answer=sentences.answer_of_comparison(content),
         facts=facts.facts(content),
         notes=facts.notes(content),
-        figure=ratios(comparison, drawn, letters),
+        figure=ratio_figure(comparison, drawn, letters),
         table=table,
         kind="comparison",
         joined=" against " if len(letters) == 2 else ", ",

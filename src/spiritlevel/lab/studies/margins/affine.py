@@ -148,7 +148,7 @@ def _draw_fig2(table: Table) -> Any:
     figure, axes = drawing.panels(2)
     columns = table.where(scale=1.0, seed=0).runs[0].columns
     for axis, name, title in ((axes[0], "trace", "exact trace"), (axes[1], "stopped", "PyHessian's stopping rule")):
-        drawing.scatter(axis, {"": (columns["aceht"], columns[name])})
+        drawing.dots(axis, {"": (columns["aceht"], columns[name])})
         r = pearson(columns["aceht"], columns[name])
         drawing.label(axis, "ACEHT", "Hessian trace of a sample", f"{title}: r = {r:.4f}")
     return figure

@@ -107,7 +107,7 @@ def _analyse(table: Table) -> dict[str, Quantity]:
 def _draw(table: Table) -> Any:
     figure, axes = drawing.panels(2)
     runs = {run.settings["arm"]: run.columns for run in table.where(seed=0).runs if run.settings["arm"] != "longer"}
-    drawing.scatter(axes[0], {arm: (found["margin"], found["trace"]) for arm, found in runs.items()})
+    drawing.dots(axes[0], {arm: (found["margin"], found["trace"]) for arm, found in runs.items()})
     axes[0].set_yscale("log")
     drawing.label(axes[0], "output margin", "Hessian trace of a sample")
     for colour, (arm, found) in zip(drawing.COLOURS, runs.items()):

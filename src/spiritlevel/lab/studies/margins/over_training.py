@@ -222,7 +222,7 @@ def _draw(table: Table) -> Any:
     last = max(int(name.partition("@")[2]) for name in own.columns)
     right = np.array(own.columns[f"correct@{last}"]) > 0
     x, y = np.array(own.columns[f"aceht@{last}"]), np.array(own.columns[f"hessian_trace@{last}"])
-    drawing.scatter(axes[2], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
+    drawing.dots(axes[2], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
     drawing.label(axes[2], "ACEHT", "Hessian trace of a sample", f"step {last}")
     return figure
 

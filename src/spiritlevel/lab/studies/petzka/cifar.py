@@ -132,7 +132,7 @@ def _draw(table: Table) -> Any:
     itself = table.where(copy="itself")
     for axis, name in zip(axes, ("kappa_tau_last", "kappa_last", "hessian_trace")):
         groups = {f"batch {size}": (part.column(name), part.column("gap")) for size, part in itself.by("batch_size")}
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         r = correlation(itself.column(name), itself.column("gap")).value
         drawing.label(axis, name.replace("_", " "), "test loss − training loss", f"r = {r:.2f}")
     return figure

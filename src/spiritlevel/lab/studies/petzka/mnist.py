@@ -141,7 +141,7 @@ def _draw(table: Table) -> Any:
     names = [*(f"kappa_tau@{layer}" for layer in HIDDEN), "kappa_tau_sum"]
     for axis, name in zip(axes, names):
         groups = {str(size): (part.column(name), part.column("gap")) for size, part in own.by("batch_size")}
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         r = pearson(own.column(name), own.column("gap"))
         drawing.label(axis, name.replace("_", " "), "test loss − training loss", f"r = {r:.2f}")
     return figure

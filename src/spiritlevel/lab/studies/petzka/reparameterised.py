@@ -108,7 +108,7 @@ def draw_collapse(table: Table) -> Any:
             copy: (table.where(copy=copy).column(name), table.where(copy=copy).column("gap"))
             for copy in ("itself", "layers")
         }
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         axis.set_xscale("log")
         drawing.label(axis, name.replace("_", " "), "generalisation error")
     return figure
