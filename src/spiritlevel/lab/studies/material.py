@@ -159,6 +159,11 @@ def sample_indices(count: int, wanted: int, seed: int) -> torch.Tensor:
     return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
+def points_of(data: LabelledData, count: int, seed: int) -> LabelledData:
+    """Return random samples of the data, in order; all of them where there are no more."""
+    return data.subset(sample_indices(len(data), count, seed))
+
+
 def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:
     """Return every combination of the axes, the last one running fastest."""
     combined: list[dict[str, Any]] = [{}]

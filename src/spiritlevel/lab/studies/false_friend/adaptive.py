@@ -9,7 +9,7 @@ from torch import nn
 
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, held_out_data, network, sample_indices, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, held_out_data, network, points_of, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -55,7 +55,7 @@ def _measure(settings: Settings, trained: tuple[nn.Module, dict[str, list[float]
     model, curve = trained
     data = training_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, held_out_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     row: dict[str, Any] = {
         "train_accuracy": on_train.accuracy,
         "train_loss": on_train.loss,

@@ -8,7 +8,7 @@ from torch import nn
 
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, train_stack, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -32,7 +32,7 @@ def _grid(size: str) -> list[Settings]:
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     row: dict[str, Any] = {"train_loss": evaluate(model, data).loss, "weight_norm": norm_of_weights(model)}
     for mode in ("train", "eval"):
         row.update({f"{name}_{mode}": value for name, value in spectrum_row(model, points, mode=mode).items()})

@@ -9,14 +9,7 @@ from torch import nn
 
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.false_friend.weight_decay import GAMMAS, PAPER, WORDS, draw, validation_data
-from spiritlevel.lab.studies.material import (
-    crossed,
-    held_out_data,
-    sample_indices,
-    train_stack,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -50,7 +43,7 @@ def _grid(size: str) -> list[Settings]:
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     points = replace(points, x=points.x.to(place.device), y=points.y.to(place.device))
     row = {
         "train_accuracy": on_train.accuracy,

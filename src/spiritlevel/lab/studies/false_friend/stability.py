@@ -16,7 +16,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, trained_alone, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import top_eigenvalue
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -42,7 +42,7 @@ def _grid(size: str) -> list[Settings]:
 def _train(group: Sequence[Settings], place: Place) -> list[list[tuple[int, float, nn.Module, LabelledData]]]:
     (settings,) = group
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     kept: list[tuple[int, float, nn.Module, LabelledData]] = []
     every = max(1, settings["epochs"] // settings["looks"])
 

@@ -15,8 +15,8 @@ from spiritlevel.lab.studies.material import (
     crossed,
     held_out_data,
     network,
+    points_of,
     run_images,
-    sample_indices,
     trained_together,
     training_data,
     training_options,
@@ -71,7 +71,7 @@ def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]
     data = training_data(settings, place)
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
     on_test = evaluate(model, held_out_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     row = {
         "train_accuracy": on_train.accuracy,
         "train_loss": on_train.loss,

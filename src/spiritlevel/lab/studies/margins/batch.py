@@ -11,14 +11,7 @@ from spiritlevel.analyses.measuring import measure, per_sample
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    crossed,
-    held_out_data,
-    sample_indices,
-    train_stack,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, pearson, ratio_over_seeds, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
@@ -54,7 +47,7 @@ def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     on_train, on_test = evaluate(model, data), evaluate(model, test)
     report = measure(Problem(model, data.tensors), measures=["hessian_trace", "margin_skewness", "output_margin"])
     margins = report.per_sample["output_margin"].numpy()
-    points = data.subset(sample_indices(len(data), POINTS, 0))
+    points = points_of(data, POINTS, 0)
     found = per_sample(Problem(model, points.tensors), ["hessian_trace", "output_margin"])
     trace, margin = found["hessian_trace"].numpy(), found["output_margin"].numpy()
     row = {

@@ -12,7 +12,7 @@ from spiritlevel.analyses.symmetries import rescale_layers, rescale_neurons, sca
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, train_one, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -35,7 +35,7 @@ def _grid(size: str) -> list[Settings]:
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
     model, data = trained
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     x, y = points.x.double(), points.y
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     copies = {

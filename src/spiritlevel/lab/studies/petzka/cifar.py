@@ -11,7 +11,7 @@ from torch import nn
 from spiritlevel.analyses.symmetries import rescale_layers
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.petzka.reparameterised import collapse, draw_collapse, relative_changes
 from spiritlevel.lab.studies.quantities import Quantity, all_of, correlation, correlation_gain, exact, kendall, spearman
@@ -73,7 +73,7 @@ def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     }
     if not np.isfinite(on_train.loss) or on_train.accuracy < 0.2:
         return Outcome([{**common, "copy": "failed"}])
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     rows: list[Row] = [{**common, "copy": "itself", "factor": 1.0, **flatness_row(model, points)}]
     if len(linear) > 1:

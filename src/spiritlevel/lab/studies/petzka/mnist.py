@@ -18,7 +18,7 @@ from torch import nn
 
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import FAST, flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, pearson, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -54,7 +54,7 @@ def _grid(size: str) -> list[Settings]:
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, test)
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     row = {
         "train_loss": on_train.loss,
         "test_loss": on_test.loss,

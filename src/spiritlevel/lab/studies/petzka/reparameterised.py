@@ -12,7 +12,7 @@ from torch import nn
 from spiritlevel.analyses.symmetries import rescale_layers, rescale_neurons
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import held_out_data, sample_indices, train_stack, training_data, with_common
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, correlation, pearson
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
@@ -53,7 +53,7 @@ def copies_of(model: nn.Module, example: Any, seed: int) -> dict[str, tuple[nn.M
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     points = type(points)(points.x.double(), points.y, points.name, points.split, points.classes)
     gap = evaluate(model, test).loss - evaluate(model, data).loss
     rows: list[Row] = []

@@ -13,7 +13,7 @@ from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, train_one, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of, over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -41,7 +41,7 @@ def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
     """Move the last layer's features by δAφ: at random, and along the worst A that a search finds."""
     model, data = trained
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     x, y = points.x.double(), points.y
     body, head = model[:-1], model[-1]
     with torch.no_grad():
