@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
 
 
-class QuickMaxPooling(TorchFunctionMode):
+class FastMaxPool(TorchFunctionMode):
     """While it is entered, windows that lie side by side in two dimensions are reduced view by view."""
 
     def __torch_function__(
@@ -38,7 +38,7 @@ class QuickMaxPooling(TorchFunctionMode):
 def fast_max_pool(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the mode where it helps and is safe: on a CPU, where no derivative is taken in either direction."""
     plain = device.type == "cpu" and not torch.is_grad_enabled() and forward_ad._current_level < 0
-    return QuickMaxPooling() if plain else contextlib.nullcontext()
+    return FastMaxPool() if plain else contextlib.nullcontext()
 
 
 @dataclass
