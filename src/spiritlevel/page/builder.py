@@ -54,8 +54,14 @@ def html(content: PageContent) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.tests |= {
-        kind.__name__.lower(): (lambda part, kind=kind: isinstance(part, kind))
-        for kind in (Figure, PageTable, Words, CommandLines, Picture)
+        name: (lambda part, kind=kind: isinstance(part, kind))
+        for name, kind in (
+            ("figure", Figure),
+            ("table", PageTable),
+            ("words", Words),
+            ("command", CommandLines),
+            ("picture", Picture),
+        )
     }
 
     scripts = (embedding.drawing_script(), embedding.page_script())
