@@ -12,7 +12,7 @@ from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.analyses.auditing import chosen_strengths, judge
+from spiritlevel.analyses.auditing import chosen_strengths, judge_trial
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.results.audits import Audit
 from spiritlevel.values.estimate import Estimate
@@ -206,7 +206,7 @@ def test_float32_networks_are_audited_on_a_float64_copy_that_is_said() -> None:
     ],
 )
 def test_a_change_is_judged_against_its_error(before: Estimate, after: Estimate, verdict: str) -> None:
-    assert judge("m", "layer_rescaling", "usual", before, after).verdict == verdict
+    assert judge_trial("m", "layer_rescaling", "usual", before, after).verdict == verdict
 
 
 def sweep_of(wrong: int) -> Audit:

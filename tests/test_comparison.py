@@ -11,7 +11,7 @@ from cases import opened
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.analyses.reading import Finding, reading
+from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import on_samples
 from spiritlevel.lab import datasets, nets, training
 from spiritlevel.results import Report
@@ -287,7 +287,7 @@ def test_a_network_not_at_a_minimum_is_headed_as_such() -> None:
     ]
     assert found.reading[0].endswith("could say otherwise, though B is not at a minimum.")
     assert found.reading[1].startswith("Hessian trace changes when weights are rescaled")
-    both = reading(["A", "B"], [Finding("ρ", None)], not_at_minimum=["A", "B"])
+    both = reading_of(["A", "B"], [Finding("ρ", None)], not_at_minimum=["A", "B"])
     assert both[0].endswith("the difference is within its error, though neither is at a minimum.")
 
 
@@ -387,7 +387,7 @@ def test_the_reading_of_the_mock() -> None:
         Finding("ρ, summed over layers", None, 1.01),
         Finding("output margin", "A", 0.94, holds="scales_with_logits"),
     ]
-    assert reading(["A", "B"], findings) == [
+    assert reading_of(["A", "B"], findings) == [
         "A is flatter than B by 5 of 6 measures (1 undecided); for 1 of the 5 no rescaling found in these networks "
         "could say otherwise.",
         "Hessian trace and top eigenvalue favour A, but rescaling one pair of layers by at most 2.6 reverses each "
@@ -397,20 +397,20 @@ def test_the_reading_of_the_mock() -> None:
 
 def test_readings_say_no_more_than_is_known() -> None:
     surviving = [Finding("ρ, summed over layers", "B", 0.5, (0.4, 0.6), holds="invariant")]
-    assert reading(["A", "B"], surviving) == [
+    assert reading_of(["A", "B"], surviving) == [
         "B is flatter than A by the only measure; for it no rescaling found in these networks could say otherwise.",
         "The largest difference is in ρ, summed over layers: B ÷ A = 0.500 (95% interval 0.400 to 0.600).",
     ]
     unreversed = [Finding("κ, last layer", "A", 2.0, holds="changes")]
-    assert reading(["A", "B"], unreversed)[1] == (
+    assert reading_of(["A", "B"], unreversed)[1] == (
         "κ, last layer changes when weights are rescaled, though no reversal was found here."
     )
     nothing_to_try = [Finding("Hessian trace", "A", 2.0, holds="not_tried")]
-    assert "no rescaling was found in these networks to try" in reading(["A", "B"], nothing_to_try)[0]
+    assert "no rescaling was found in these networks to try" in reading_of(["A", "B"], nothing_to_try)[0]
     margins = [Finding("output margin", "A", 2.0, holds="scales_with_logits")]
-    assert "it scales with the logits" in reading(["A", "B"], margins)[0]
+    assert "it scales with the logits" in reading_of(["A", "B"], margins)[0]
     split = [Finding("Hessian trace", "A", 2.0, holds="invariant"), Finding("ρ", "B", 0.5, holds="invariant")]
-    assert reading(["A", "B"], split)[0].startswith("A is flatter than B by 1 of 2 measures, B by 1;")
+    assert reading_of(["A", "B"], split)[0].startswith("A is flatter than B by 1 of 2 measures, B by 1;")
 
 
 @pytest.mark.parametrize("word", ["flat ", "sharp ", "a flat", "is flat.", "is sharp"])

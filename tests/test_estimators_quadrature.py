@@ -15,8 +15,8 @@ from spiritlevel.engine.estimators.quadrature import (
     counted_quadrature,
     extreme_ritz,
     frobenius_squared,
+    lanczos_trace,
     quadrature_of,
-    trace,
 )
 from spiritlevel.results.quadrature import log_volume
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -63,12 +63,12 @@ def test_trace_and_frobenius_samples_are_the_products_own() -> None:
     dense = matrix(line())
     result = run(dense, 3, probes=4)
     z = random_signs(SIZE, 4, dtype=torch.float64)
-    forms = torch.tensor(trace(result, deflate=0).samples, dtype=torch.float64)
+    forms = torch.tensor(lanczos_trace(result, deflate=0).samples, dtype=torch.float64)
     squares = torch.tensor(frobenius_squared(result, deflate=0).samples, dtype=torch.float64)
     torch.testing.assert_close(forms, (z * (dense @ z)).sum(dim=0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(squares, (dense @ z).square().sum(dim=0), rtol=1e-12, atol=1e-12)
     nodes = quadrature_of(result)
-    assert nodes.sum_of(lambda t: t).value == pytest.approx(trace(result, deflate=0).value, rel=1e-12)
+    assert nodes.sum_of(lambda t: t).value == pytest.approx(lanczos_trace(result, deflate=0).value, rel=1e-12)
     assert nodes.sum_of(torch.square).value == pytest.approx(frobenius_squared(result, deflate=0).value, rel=1e-12)
 
 
@@ -78,13 +78,13 @@ def test_control_leaves_only_the_difference_to_chance() -> None:
     result = run(dense + rest, 3, probes=6)
     z = random_signs(SIZE, 6, dtype=torch.float64)
     forms = (z * (dense @ z)).sum(dim=0)
-    controlled = trace(result, control=(float(dense.trace()), forms))
+    controlled = lanczos_trace(result, control=(float(dense.trace()), forms))
     exact = float((dense + rest).trace())
-    assert controlled.stderr < 1e-2 * trace(result, deflate=0).stderr
+    assert controlled.stderr < 1e-2 * lanczos_trace(result, deflate=0).stderr
     low, high = controlled.interval(0.999)
     assert low <= exact <= high
     with pytest.raises(UsageError, match="one quadratic form per probe"):
-        trace(result, control=(1.0, forms[:3]))
+        lanczos_trace(result, control=(1.0, forms[:3]))
 
 
 def test_deflation_counts_what_it_has_found() -> None:
@@ -94,7 +94,7 @@ def test_deflation_counts_what_it_has_found() -> None:
     found = frobenius_squared(result)
     assert found.value == pytest.approx(54.0, rel=1e-12)  # all six found by either half: nothing is left to chance
     assert found.stderr < 1e-12
-    assert trace(result).value == pytest.approx(12.0, rel=1e-12)
+    assert lanczos_trace(result).value == pytest.approx(12.0, rel=1e-12)
     assert frobenius_squared(result, deflate=0).stderr > 1.0
 
 
@@ -118,7 +118,7 @@ def test_95_percent_intervals_cover(spectrum: object, probes: int) -> None:
     hits = {"trace": 0, "frobenius": 0}
     for seed in range(200):
         result = run(dense, 12, probes, seed)
-        for name, estimate in (("trace", trace(result)), ("frobenius", frobenius_squared(result))):
+        for name, estimate in (("trace", lanczos_trace(result)), ("frobenius", frobenius_squared(result))):
             low, high = estimate.interval()
             hits[name] += low <= truths[name] <= high
     for name, count in hits.items():
@@ -133,7 +133,7 @@ def test_intervals_cover_over_a_few_seeds() -> None:
     for seed in range(20):
         result = run(dense, 12, 6, seed)
         for estimate, truth in (
-            (trace(result), float(values.sum())),
+            (lanczos_trace(result), float(values.sum())),
             (frobenius_squared(result), float(values.square().sum())),
         ):
             low, high = estimate.interval(0.999)
@@ -194,7 +194,7 @@ def test_exact_zeros_are_not_negative() -> None:
 
 def test_single_probe_admits_that_its_error_is_unknown() -> None:
     result = run(matrix(line()), 5, probes=1)
-    assert trace(result).stderr == math.inf
+    assert lanczos_trace(result).stderr == math.inf
     assert torch.isinf(quadrature_of(result).density().stderr).all()
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.engine import warm_start as first_guess
-from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.engine.warm_start import warm_start
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.workbench import Workbench
 
@@ -20,7 +20,7 @@ def problem(samples: int = 400, **options) -> sl.Problem:  # type: ignore[no-unt
 
 
 def test_few_samples_are_not_worth_a_guess() -> None:
-    assert guessed_eigenvectors(problem(), 2, "largest", 1e-2, 0) is None
+    assert warm_start(problem(), 2, "largest", 1e-2, 0) is None
 
 
 def test_the_search_ends_at_the_same_pairs_with_fewer_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +48,4 @@ def test_the_part_is_spread_over_the_data_and_the_problem_stays_what_it_was() ->
 def test_data_in_batches_of_its_own_is_left_alone() -> None:
     inner = problem()
     x, y = next(iter(inner.source.read()))
-    assert guessed_eigenvectors(opened(inner.model, [(x, y)] * 40), 1, "largest", 1e-2, 0) is None
+    assert warm_start(opened(inner.model, [(x, y)] * 40), 1, "largest", 1e-2, 0) is None

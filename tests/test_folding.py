@@ -1,4 +1,4 @@
-"""Convolutions pulled back with rows folded into channels, as on a GPU: the gradients autograd gives."""
+"""Convolutions pulled back with rows taken as channels, as on a GPU: the gradients autograd gives."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from cases import opened, recorded
 from torch import Tensor, nn
 
 from spiritlevel.engine.passes import recording, stages
-from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
-from spiritlevel.engine.passes.stages import Fold, Stages, find_stages
+from spiritlevel.engine.passes.row_channels import pulled_through, rows_as_channels
+from spiritlevel.engine.passes.stages import RowChannels, Stages, find_stages
 
 PLENTY = 10**9  # of a GPU's memory
 
@@ -54,16 +54,16 @@ class OnGpu(Tensor):
         (nn.Linear(6, 16), 14, 1, 1),
     ],
 )
-def test_only_small_plain_convolutions_are_folded(
+def test_only_small_plain_convolutions_take_rows_as_channels(
     module: nn.Module, height: int, on_gpu: int, on_cpu: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = torch.zeros(2, 6, height, 14)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert rows_to_fold(module, inputs) == on_cpu
-    assert rows_to_fold(module, inputs.as_subclass(OnGpu)) == on_gpu
-    assert rows_to_fold(module, inputs.double()) == 1
+    assert rows_as_channels(module, inputs) == on_cpu
+    assert rows_as_channels(module, inputs.as_subclass(OnGpu)) == on_gpu
+    assert rows_as_channels(module, inputs.double()) == 1
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert rows_to_fold(module, inputs) == 1  # six of eight lanes are at work anyway
+    assert rows_as_channels(module, inputs) == 1  # six of eight lanes are at work anyway
 
 
 def layers(*pools: bool) -> nn.Module:
@@ -79,32 +79,42 @@ def layers(*pools: bool) -> nn.Module:
 
 @pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize(
-    ("pools", "room", "cut", "fold"),
+    ("pools", "room", "cut", "by_rows"),
     [
-        ((True, True), PLENTY, "3", Fold("3", "0")),
-        ((True, False), PLENTY, "3", Fold("3", "0")),
+        ((True, True), PLENTY, "3", RowChannels("3", "0")),
+        ((True, False), PLENTY, "3", RowChannels("3", "0")),
         ((False, True), PLENTY, "2", None),  # a ReLU lies between
-        ((True, True, True), PLENTY, "6", Fold("3", "0")),  # the last of them
-        ((False, True, True), PLENTY, "5", Fold("5", "2")),  # the first one is pulled back by autograd from there
+        ((True, True, True), PLENTY, "6", RowChannels("3", "0")),  # the last of them
+        (
+            (False, True, True),
+            PLENTY,
+            "5",
+            RowChannels("5", "2"),
+        ),  # autograd pulls the first one back from there
         ((True,), PLENTY, "0", None),
-        ((True, True), 700, "7", Fold("3", "0")),  # the cut comes before, autograd leads to the convolution
-        ((True, True), 0, None, Fold("3", "0")),
-        ((True, True, True), 0, None, Fold("3", "0")),
+        ((True, True), 700, "7", RowChannels("3", "0")),  # the cut comes before, autograd leads to the convolution
+        ((True, True), 0, None, RowChannels("3", "0")),
+        ((True, True, True), 0, None, RowChannels("3", "0")),
         ((False, True, True), 0, None, None),  # there is more behind, and no cut to go on from
     ],
 )
 def test_a_network_pulled_back_so_gives_the_same(
-    pools: tuple[bool, ...], room: int, cut: str | None, fold: Fold | None, rows: int, monkeypatch: pytest.MonkeyPatch
+    pools: tuple[bool, ...],
+    room: int,
+    cut: str | None,
+    by_rows: RowChannels | None,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stages, "rows_to_fold", lambda module, inputs: rows)
-    monkeypatch.setattr(recording, "rows_to_fold", lambda module, inputs: min(rows, inputs.shape[2]))
+    monkeypatch.setattr(stages, "rows_as_channels", lambda module, inputs: rows)
+    monkeypatch.setattr(recording, "rows_as_channels", lambda module, inputs: min(rows, inputs.shape[2]))
     torch.manual_seed(1)
     problem = opened(layers(*pools), (torch.randn(11, 1, 8, 8).double(), torch.randint(3, (11,))))
     with problem.session():
         outputs, recorder, graph, columns = recorded(problem)
         names = list(recorder.edges)
         chosen = find_stages(recorder, graph, names, len(columns), room)
-        assert (chosen.cut, chosen.fold) == (cut, fold)
+        assert (chosen.cut, chosen.by_rows) == (cut, by_rows)
         assert recorder.can_be_staged(outputs, columns, names, chosen)
         norms: list[list[Tensor]] = []
         for how in (Stages(), chosen):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.engine.problem import Problem
-from spiritlevel.inputs.input_first import stored
+from spiritlevel.inputs.input_first import storage_order
 
 
 class Conv1D(nn.Module):
@@ -207,5 +207,5 @@ def test_zero_and_symmetric_weights_do_not_hide_the_layout() -> None:
         for layer in layers:
             fill(layer.weight.data)
         before = [layer.weight.clone() for layer in layers]
-        assert [stored(layer) for layer in layers] == ["inputs first", "outputs first"]
+        assert [storage_order(layer) for layer in layers] == ["inputs first", "outputs first"]
         assert all(torch.equal(layer.weight, kept) for layer, kept in zip(layers, before))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.engine.operators import pooling_blocks
-from spiritlevel.engine.operators.pieces import LinearPieces
+from spiritlevel.engine.operators.piecewise_linear import PiecewiseLinear
 from spiritlevel.measures.reference import Dense
 
 
@@ -48,7 +48,7 @@ def test_values_and_both_derivatives_are_those_of_torch(function) -> None:  # ty
     for recorded in (False, True):
         inner = x.sin()
         if recorded:
-            with LinearPieces():
+            with PiecewiseLinear():
                 values = function(inner)
             assert not {"ReluBackward0", "MaxPool2DWithIndicesBackward0"} & names_behind(values)
         else:
@@ -84,7 +84,9 @@ def test_a_block_is_put_where_its_vectors_belong(options: dict[str, int], apart:
     gradients, pushed = torch.randn(5, *found.shape), torch.randn(5, *values.shape)
 
     def both(gradient: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
-        return pooling_blocks.spread(gradient, places, [9, 7], window), pooling_blocks.choose(push, places)
+        return pooling_blocks.scatter_places(gradient, places, [9, 7], window), pooling_blocks.gather_places(
+            push, places
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # vmap warns of what it takes one by one
@@ -99,7 +101,7 @@ def test_a_block_is_put_where_its_vectors_belong(options: dict[str, int], apart:
 def test_a_relu_before_a_pooling_is_passed_behind_it(pooling: dict[str, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
-    with LinearPieces():
+    with PiecewiseLinear():
         found = F.max_pool2d(F.relu(x.sin()), **pooling)  # type: ignore[arg-type]
     assert "_PooledBackward" in names_behind(found)
     assert "_RectifiedBackward" not in names_behind(found)
@@ -123,7 +125,7 @@ def test_what_a_relu_made_may_be_used_elsewhere_and_what_it_was_made_of_be_chang
     for function in (used_twice, changed_behind):
         found = []
         for recorded in (False, True):
-            with LinearPieces() if recorded else contextlib.nullcontext():
+            with PiecewiseLinear() if recorded else contextlib.nullcontext():
                 values = function(x)
             (first,) = torch.autograd.grad(values.pow(3).sum(), x, create_graph=True)
             (second,) = torch.autograd.grad(first.square().sum(), x)
@@ -134,7 +136,7 @@ def test_what_a_relu_made_may_be_used_elsewhere_and_what_it_was_made_of_be_chang
 def test_what_is_done_in_place_stays_in_place() -> None:
     x = torch.randn(4, requires_grad=True)
     inner = x * 1.0
-    with LinearPieces():
+    with PiecewiseLinear():
         F.relu(inner, inplace=True)
     assert bool((inner >= 0).all())
     assert F.relu(x.detach()).equal(inner.detach())

@@ -19,9 +19,9 @@ from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import builder, embedding, formulas, loading, points, sentences
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import shortened
-from spiritlevel.page.parts import Table
+from spiritlevel.page.parts import PageTable
 from spiritlevel.page.sections import epochs, settings
 from spiritlevel.results import Report
 from spiritlevel.results.wording import UNTRAINED
@@ -31,7 +31,7 @@ from spiritlevel.values.estimate import Estimate, not_applicable
 # --- the answer in two sentences --------------------------------------------------------------------------------------
 
 
-def answer(content: Content) -> tuple[str, str]:
+def answer(content: PageContent) -> tuple[str, str]:
     return builder.page_of(content).first.answer
 
 
@@ -97,7 +97,7 @@ def test_reports_side_by_side_are_not_ranked() -> None:
     assert rest == "Their losses are 0.0100 and 0.0200."
 
 
-def compared(a: Report, b: Report) -> Content:
+def compared(a: Report, b: Report) -> PageContent:
     return page.of_comparison(compare({"a.pt": a, "b.pt": b}))
 
 
@@ -183,7 +183,7 @@ def test_misclassified_samples_come_first_then_extremes() -> None:
     rng = np.random.default_rng(1)
     values = {"a": rng.normal(size=30_000), "b": rng.normal(size=30_000)}
     right = rng.random(30_000) > 0.01
-    choice = points.choose(values, right)
+    choice = points.choose_points(values, right)
     assert len(choice.index) == points.SHOWN == len(set(choice.index.tolist()))
     assert set(np.flatnonzero(~right)) <= set(choice.index)
     assert {int(values["a"].argmax()), int(values["b"].argmin())} <= set(choice.index)
@@ -194,7 +194,7 @@ def test_misclassified_samples_come_first_then_extremes() -> None:
 
 def test_many_misclassified_samples_leave_room_for_others() -> None:
     values = {"a": np.random.default_rng(2).normal(size=30_000)}
-    choice = points.choose(values, np.zeros(30_000, dtype=bool))
+    choice = points.choose_points(values, np.zeros(30_000, dtype=bool))
     assert choice.wrong == points.SHOWN // 2
     assert f"{choice.wrong:,} of 30,000 misclassified" in choice.words()
 
@@ -323,7 +323,7 @@ def test_a_formula_that_is_more_than_a_formula_stays_text(source: str) -> None:
 # --- sections appear when their data does -----------------------------------------------------------------------------
 
 
-def sections(content: Content) -> list[str]:
+def sections(content: PageContent) -> list[str]:
     return [section.name for section in builder.page_of(content).sections]
 
 
@@ -356,7 +356,7 @@ def test_notes_say_what_fell_short() -> None:
     ],
 )
 def test_places_in_training_are_read_from_names(labels: list[str], unit: str, places: list[float]) -> None:
-    found, word = epochs.places_of(Content({label: made_report() for label in labels}))
+    found, word = epochs.places_of(PageContent({label: made_report() for label in labels}))
     assert (word, list(found.values())) == (unit, places)
 
 
@@ -473,7 +473,7 @@ def test_studies_are_answered_by_their_claims() -> None:
     record = make_record(
         study_named("margins-fig1"), "smoke", RunStore("nowhere").table(study_named("margins-fig1"), "smoke")
     )
-    strong, rest = sentences.of_studies(page.of_studies([record]))
+    strong, rest = sentences.answer_of_studies(page.of_studies([record]))
     assert strong == "Of 2 claims, 0 hold, 0 do not hold, 0 are undecided, 2 were not run."
     assert rest.startswith("This is size smoke, with 0 of 1 runs finished")
 
@@ -546,7 +546,7 @@ def test_ninety_reports_make_one_readable_page() -> None:
     reports = [made_report(1 / e, weights=f"epoch-{e}.pt", request={"model": "mlp", "data": "d"}) for e in range(1, 91)]
     content = page.of_reports(reports)
     shown = builder.page_of(content)
-    tables = {part.name: part for section in shown.sections for part in section.parts if isinstance(part, Table)}
+    tables = {part.name: part for section in shown.sections for part in section.parts if isinstance(part, PageTable)}
     assert list(tables["all-measures"].columns) == ["measure", "epoch-1.pt", "epoch-90.pt", "how"]
     assert len(tables["networks"].rows) == 90
     assert len(tables["settings-table"].columns) == 3

@@ -57,7 +57,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     report = sl.measure(problem, ["default", "aceht", "margin_bound", "softmax_margin"])
     report = report.described(model=HOSTILE[1], weights=f"runs/{HOSTILE[0]}.pt", data="digits")
     report.save(folder / "report.json")
-    contents: dict[str, page.Content] = {"report": page.of_reports(report)}
+    contents: dict[str, page.PageContent] = {"report": page.of_reports(report)}
     both = {"a <b>first</b>.pt": problem, "b.pt": hostile_problem(1)}
     compared = compare(both, ["default", "aceht"], search=False)
     compared.save(folder / "comparison.json")

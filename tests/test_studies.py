@@ -23,7 +23,7 @@ from spiritlevel.lab.studies import (
     Quantity,
     RunStore,
     Within,
-    judge,
+    judge_claim,
     make_record,
     run_study,
     studies,
@@ -76,14 +76,16 @@ def test_every_rule_decides_three_synthetic_tables(owner, claim):
     names = [rule.quantity for rule in claim.rules]
     assert len(set(names)) == len(names) > 0
     holds = {rule.quantity: _inside(rule) for rule in claim.rules}
-    assert judge(claim, holds).verdict == "holds"
+    assert judge_claim(claim, holds).verdict == "holds"
     for rule in claim.rules:
-        assert judge(claim, {**holds, rule.quantity: _outside(rule)}).verdict == "does not hold"
-        assert judge(claim, holds, {rule.quantity: _outside(rule)}).verdict == "holds"  # explaining decides nothing
-        assert judge(claim, {**holds, rule.quantity: _across(rule)}).verdict == "undecided"
+        assert judge_claim(claim, {**holds, rule.quantity: _outside(rule)}).verdict == "does not hold"
+        assert (
+            judge_claim(claim, holds, {rule.quantity: _outside(rule)}).verdict == "holds"
+        )  # explaining decides nothing
+        assert judge_claim(claim, {**holds, rule.quantity: _across(rule)}).verdict == "undecided"
         fewer = Quantity(holds[rule.quantity].value, -math.inf, math.inf, rule.minimum - 1)
-        assert judge(claim, {**holds, rule.quantity: fewer}).verdict == "undecided"
-    assert judge(claim, {}).verdict == "undecided"
+        assert judge_claim(claim, {**holds, rule.quantity: fewer}).verdict == "undecided"
+    assert judge_claim(claim, {}).verdict == "undecided"
 
 
 def test_one_failed_condition_decides_whatever_the_others_say():
@@ -91,7 +93,7 @@ def test_one_failed_condition_decides_whatever_the_others_say():
     first, second = claim.rules[:2]
     mixed = {rule.quantity: _inside(rule) for rule in claim.rules}
     mixed[first.quantity], mixed[second.quantity] = _outside(first), _across(second)
-    assert judge(claim, mixed).verdict == "does not hold"
+    assert judge_claim(claim, mixed).verdict == "does not hold"
 
 
 def test_claims_have_names_of_their_own_and_every_quantity_they_print_is_analysed(tmp_path):

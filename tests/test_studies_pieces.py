@@ -19,7 +19,7 @@ from spiritlevel.lab.studies.material import crossed, held_out_data, images, sam
 from spiritlevel.lab.studies.nfm.finite_difference import sharpness_by_differences
 from spiritlevel.lab.studies.noisy_trace import affine_draw, stopped_traces, trained_draw
 from spiritlevel.lab.studies.petzka.robustness import haar
-from spiritlevel.lab.studies.spectra_of import spectrum_row, top_eigenvalue, weight_norm, without_dropout
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row, top_eigenvalue, without_dropout
 from spiritlevel.lab.studies.study import FinishedRun
 from spiritlevel.values.errors import SpiritlevelError
 
@@ -106,7 +106,7 @@ def test_dropout_is_taken_out_of_a_copy_only():
     still = without_dropout(model)
     assert still[1].p == 0.0
     assert model[1].p == 0.5
-    assert weight_norm(model) == pytest.approx(
+    assert norm_of_weights(model) == pytest.approx(
         math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
     )
 

@@ -20,7 +20,7 @@ from spiritlevel.lab.studies import (
     RunStore,
     Table,
     Within,
-    judge,
+    judge_claim,
     load_record,
     make_record,
     run_study,
@@ -94,7 +94,7 @@ def test_the_rule_for_petzkas_correlation_has_power_and_size(r, least_share, lar
     covariance[4, :4] = covariance[:4, 4] = r
     draws = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, size=(300, 72), method="eigh")
     analyses = (layer_correlations("kappa_tau", list(draw[:, :4].T), draw[:, 4]) for draw in draws)
-    verdicts = Counter(judge(claim, analysis).verdict for analysis in analyses)
+    verdicts = Counter(judge_claim(claim, analysis).verdict for analysis in analyses)
     assert least_share <= verdicts["holds"] / 300 <= largest_share
 
 
@@ -194,7 +194,7 @@ def test_margins_on_cifar_are_judged_over_a_quarter_of_training_and_over_all_of_
         runs.append(FinishedRun(str(seed), {"seed": seed}, rows, {}))
     own = study_named(CIFAR[0])
     analysis = own.analyse(Table(runs))
-    verdicts = {claim.name: judge(claim, analysis).verdict for claim in own.claims}
+    verdicts = {claim.name: judge_claim(claim, analysis).verdict for claim in own.claims}
     assert analysis["share_high_aceht"].value == pytest.approx(1.0)
     assert analysis["share_high_aceht_to_the_end"].value == pytest.approx(0.25)
     assert verdicts["aceht-correlates"] == "holds"

@@ -359,13 +359,13 @@ def test_a_network_is_traced_once_and_again_when_it_changed(monkeypatch: pytest.
             return self.second(hidden.tanh() if self.smooth else hidden.relu())
 
     traced: list[int] = []
-    original = tracing.trace
+    original = tracing.trace_model
 
     def counted(*arguments: Any) -> Any:
         traced.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(tracing, "trace", counted)
+    monkeypatch.setattr(tracing, "trace_model", counted)
     model, example = Chosen(), torch.randn(6, 4)
     first = symmetries.find(model, example)
     assert symmetries.find(model, example).of_kind("layers") == first.of_kind("layers") != ()

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from spiritlevel.analyses.equivalents import Equivalents
-from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
+from spiritlevel.analyses.measuring import Measures, MeasureSettings, as_problem, chosen_settings, measure
 from spiritlevel.analyses.trials import TRIALS, Change, rescalings
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
+from spiritlevel.inputs.opening import as_torch_dtype
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.results import Report
@@ -49,7 +50,7 @@ def audit(
     *,
     strengths: Strengths = None,
     alphas: Sequence[float] = ALPHAS,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     dtype: str | torch.dtype | None = "float64",
@@ -71,8 +72,8 @@ def audit(
         if not (math.isfinite(alpha) and alpha > 0):
             raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
     given = open_problem(as_problem(problem, data, **options))
-    equivalents = Equivalents(given, as_torch_dtype(dtype))
-    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
+    equivalents = Equivalents(given, copy_dtype(dtype))
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
     sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
     trials = [
@@ -100,12 +101,12 @@ def examine(
     *,
     strengths: Strengths = ("usual",),
     alpha: float = 2.0,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
 ) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
     """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
-    run = _Run(equivalents, chosen, settings or {}, seed, tolerance, False)
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, False)
     sweep = _sweep(run, [float(alpha)])
     changes = rescalings(equivalents, chosen_strengths(strengths), seed)
     trials = [*_tried(run, base, changes), *_output_scaling(run, base, sweep)]
@@ -138,22 +139,19 @@ def chosen_strengths(strengths: Strengths) -> dict[str, tuple[float, float]]:
     return {name: (float(low), float(high)) for name, (low, high) in strengths.items()}
 
 
-def as_torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return a dtype from its name; None stands for the network's own."""
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if found not in (None, torch.float32, torch.float64) or (dtype is not None and found is None):
-        raise UsageError(f"dtype must be 'float64', 'float32' or None for the network's own, not {dtype!r}")
-    return found
+def copy_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype that copies are measured in, from itself or its name; None stands for the network's own."""
+    return as_torch_dtype(dtype, "'float64', 'float32' or None for the network's own")
 
 
-class _Run:
+class _AuditRun:
     """What every measurement of one audit has in common."""
 
     def __init__(
         self,
         equivalents: Equivalents,
         chosen: list[Measure],
-        settings: Settings,
+        settings: MeasureSettings,
         seed: int,
         tolerance: float | None,
         progress: bool,
@@ -179,7 +177,7 @@ class _Run:
         )
 
 
-def _tried(run: _Run, base: Report, changes: Iterable[Change]) -> Iterator[Trial]:
+def _tried(run: _AuditRun, base: Report, changes: Iterable[Change]) -> Iterator[Trial]:
     """Measure on the changed networks; a refusal of a change is kept with its reason."""
     dtype = run.equivalents.problem.dtype
     for symmetry, strength, change in changes:
@@ -189,10 +187,10 @@ def _tried(run: _Run, base: Report, changes: Iterable[Change]) -> Iterator[Trial
             run.refused[f"{symmetry} {strength}".strip()] = str(error)
             continue
         for own in run.chosen:
-            yield judge(own.name, symmetry, strength, base[own.name], after[own.name], dtype)
+            yield judge_trial(own.name, symmetry, strength, base[own.name], after[own.name], dtype)
 
 
-def judge(
+def judge_trial(
     name: str, symmetry: str, strength: str, before: Estimate, after: Estimate, dtype: torch.dtype = torch.float64
 ) -> Trial:
     """Decide from two measurements whether the value changed: by more than errors, certificates and rounding allow."""
@@ -238,7 +236,7 @@ def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
     return Verdict(own.name, symmetry, verdict, own.invariances.get(symmetry), tuple(trials))
 
 
-def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
+def _sweep(run: _AuditRun, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
     """Measure along T_α: the chosen measures, and those named ``beside`` them."""
     if not run.equivalents.found.of_kind("output_scale") and run.equivalents.found.analysis is not None:
         run.refused["output_scaling"] = "no layer with a free scale produces the outputs"
@@ -258,18 +256,18 @@ def _sweep(run: _Run, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sw
     return Sweep(list(reports), values, titles, [report.loss for report in reports.values()], accuracies)
 
 
-def _output_scaling(run: _Run, base: Report, sweep: Sweep | None) -> list[Trial]:
+def _output_scaling(run: _AuditRun, base: Report, sweep: Sweep | None) -> list[Trial]:
     if sweep is None:
         return []
     return [
-        judge(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
+        judge_trial(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
         for own in run.chosen
         for alpha, estimate in zip(sweep.alphas, sweep.values[own.name])
         if alpha != 1
     ]
 
 
-def _one_neuron(run: _Run) -> dict[str, dict[str, list[float]]]:
+def _one_neuron(run: _AuditRun) -> dict[str, dict[str, list[float]]]:
     """Follow the sizes of the two matrices around one neuron while it is rescaled further and further.
 
     A row of the first shrinks and a column of the second grows (Tsuzuku et al. 2019, section 5.1): norms follow the

@@ -16,8 +16,8 @@ from torch import Tensor
 from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.contrasting import contrast
 from spiritlevel.analyses.holding import Check, declared_holding
-from spiritlevel.analyses.measuring import Measures, Settings, chosen_settings, measure, per_sample
-from spiritlevel.analyses.reading import Finding, reading
+from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
+from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
@@ -25,7 +25,7 @@ from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.registry import MEASURES, select, words_of
 from spiritlevel.results import Report, load_reports
-from spiritlevel.results.compared import Comparison, Holding, Margins, Row
+from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast
 from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
@@ -44,7 +44,7 @@ def compare(
     measures: Measures = "default",
     *,
     test: Any = None,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     groups: int = 10,
@@ -127,7 +127,7 @@ def assemble(
     return Comparison(
         reports=dict(reports),
         rows=rows,
-        reading=reading(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
+        reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
         headings=[*([untrained] if untrained else []), *off_minimum.values()],
         notes=notes,
         agreement=_agreement(rows, reports),
@@ -137,7 +137,7 @@ def assemble(
     )
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
+def _flat(settings: MeasureSettings) -> dict[str, Any]:
     """Return settings by "measure.option", whichever way they were written."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -156,13 +156,15 @@ def _row(
     by_group: Mapping[str, Sequence[Report]],
     seed: int,
     check: Check | None,
-) -> Row:
+) -> ComparisonRow:
     labels = list(reports)
     title = reports[labels[0]].title(name)
     sharper_when = own.sharper_when if own is not None else ""
     settings = [report.settings.get(name, {}) for report in reports.values()]
     if any(each != settings[0] for each in settings):
-        return Row(name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings"))
+        return ComparisonRow(
+            name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings")
+        )
     contrasts = [
         contrast(
             name,
@@ -178,18 +180,20 @@ def _row(
     ]
     present = tuple(each for each in contrasts if each is not None)
     if len(present) < len(contrasts):
-        return Row(
+        return ComparisonRow(
             name, title, sharper_when, present, None, Holding("not_comparable", "not measured for every network")
         )
     flattest = next((a for a in labels if _flatter_than_all(a, labels, present)), None)
     if not sharper_when:
-        return Row(name, title, "", present, None, Holding("no_direction", "larger is neither flatter nor sharper"))
+        return ComparisonRow(
+            name, title, "", present, None, Holding("no_direction", "larger is neither flatter nor sharper")
+        )
     if flattest is None:
         tie = "difference within its error" if len(labels) == 2 else "no network is flatter than all others"
-        return Row(name, title, sharper_when, present, None, Holding("undecided", tie))
+        return ComparisonRow(name, title, sharper_when, present, None, Holding("undecided", tie))
     closest = _closest_rival(flattest, present)
     holding = declared_holding(own) if check is None or own is None else check.holding(own, (flattest, closest))
-    return Row(name, title, sharper_when, present, flattest, holding)
+    return ComparisonRow(name, title, sharper_when, present, flattest, holding)
 
 
 def _flatter_than_all(label: str, labels: list[str], contrasts: Sequence[Contrast]) -> bool:
@@ -202,7 +206,7 @@ def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
     return nearest.second if nearest.first == flattest else nearest.first
 
 
-def _finding(row: Row, own: Measure | None, labels: Sequence[str]) -> Finding:
+def _finding(row: ComparisonRow, own: Measure | None, labels: Sequence[str]) -> Finding:
     pair = row.between(labels[0], labels[1])
     if len(labels) > 2 and row.flattest is not None:
         rival = _closest_rival(row.flattest, row.contrasts)
@@ -337,7 +341,7 @@ def _tested(problems: Mapping[str, OpenProblem], test: Any) -> dict[str, dict[st
 # --- beside the rows -----------------------------------------------------------------------------------------------
 
 
-def _agreement(rows: Mapping[str, Row], reports: Mapping[str, Report]) -> dict[str, Any]:
+def _agreement(rows: Mapping[str, ComparisonRow], reports: Mapping[str, Report]) -> dict[str, Any]:
     """Count pairs of decided measures that name the same network; with more networks, correlate their orders."""
     decided = {name: row.flattest for name, row in rows.items() if row.flattest is not None}
     pairs = list(combinations(decided, 2))

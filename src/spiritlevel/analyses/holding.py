@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spiritlevel.analyses.auditing import Strengths, as_torch_dtype, examine
+from spiritlevel.analyses.auditing import Strengths, copy_dtype, examine
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.rescaling_directions import Side
@@ -38,7 +38,7 @@ class Check:
         tolerance: float | None,
     ) -> None:
         self.settings, self.seed, self.tolerance, self.search = settings, seed, tolerance, search
-        precision = as_torch_dtype(dtype)
+        precision = copy_dtype(dtype)
         self.sides = {label: Side(label, Equivalents(problem, precision), seed) for label, problem in problems.items()}
         self.base = {
             label: reports[label]

@@ -27,7 +27,7 @@ from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
 Measures = str | Measure | Iterable[str | Measure]
-Settings = Mapping[str, Any]
+MeasureSettings = Mapping[str, Any]
 # Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
 _TOLD_IN_ROW = (SpiritlevelError, torch.OutOfMemoryError, np.linalg.LinAlgError, torch.linalg.LinAlgError)
 
@@ -51,7 +51,7 @@ def as_problem(problem: Measurable | nn.Module, data: Any, **options: Any) -> Me
     return Problem(problem, data, **options)
 
 
-def nested_settings(settings: Settings) -> dict[str, dict[str, Any]]:
+def nested_settings(settings: MeasureSettings) -> dict[str, dict[str, Any]]:
     """Return settings by measure, from {"name": {...}} and "name.option" keys."""
     nested: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
@@ -65,7 +65,7 @@ def nested_settings(settings: Settings) -> dict[str, dict[str, Any]]:
     return nested
 
 
-def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, dict[str, Any]]:
+def chosen_settings(measures: list[Measure], settings: MeasureSettings) -> dict[str, dict[str, Any]]:
     """Return every measure's settings with the given ones in place."""
     nested = nested_settings(settings)
     known = {measure.name: measure for measure in measures}
@@ -80,7 +80,7 @@ def measure(
     data: Any = None,
     measures: Measures = "default",
     *,
-    settings: Settings | None = None,
+    settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     progress: bool = False,

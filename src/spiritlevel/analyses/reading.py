@@ -23,7 +23,7 @@ class Finding:
     kind: str = ""  # "layers" or "neurons"
 
 
-def reading(
+def reading_of(
     labels: Sequence[str],
     findings: Sequence[Finding],
     *,

@@ -50,13 +50,13 @@ def find_reversal(
         side = sides[mine]
         if side.equivalents.found.analysis is None:
             continue
-        search = _Search(own, side, values[mine], values[theirs], given, seed, tolerance)
+        search = _ReversalSearch(own, side, values[mine], values[theirs], given, seed, tolerance)
         for kind in kinds:
             best = search.run(kind, best)
     return best
 
 
-class _Search:
+class _ReversalSearch:
     """The search in one network against a fixed value of the other."""
 
     def __init__(

@@ -12,12 +12,18 @@ from torch import Tensor
 from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, operator_named
 from spiritlevel.analyses.measuring import header_of
 from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
-from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.blocks import Blocks, fold_stderr
 from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.engine.estimators.probes import random_signs
-from spiritlevel.engine.estimators.quadrature import counted_quadrature, frobenius_squared, pooled_pairs, quadrature_of
-from spiritlevel.engine.estimators.quadrature import trace as lanczos_trace
+from spiritlevel.engine.estimators.quadrature import (
+    counted_quadrature,
+    frobenius_squared,
+    lanczos_trace,
+    pooled_pairs,
+    quadrature_of,
+)
 from spiritlevel.engine.operators import LayerBlock, Operator
+from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
 from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
@@ -67,12 +73,12 @@ def spectrum(
         print(lines_for_terminal(str(plan)), file=sys.stderr, flush=True)
     with show_progress(problem, progress), problem.session():
         try:
-            return _Run(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
+            return _SpectrumRun(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
         finally:
             matrix.release()
 
 
-class _Run:
+class _SpectrumRun:
     """Rounds of probes, what they found so far, and when to stop."""
 
     def __init__(
@@ -198,7 +204,7 @@ class _Run:
         if sums is None:
             return None, None
         folds = torch.stack([sums.parameters[name].trace.cpu() for name in self.matrix.names]).sum(0)
-        error = float(folds.std() / math.sqrt(len(folds))) if len(folds) > 1 else 0.0
+        error = fold_stderr(folds)
         if sums.exact_columns and all(blocks.exact_layers[name] for name in layers):
             if self.name == "hessian":
                 return blocks.network_trace(), None
@@ -254,16 +260,13 @@ class _Run:
                     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
                 if pairs.status == "ok":
                     allowed = max(allowed, residual)
-        path = self.matrix.path
-        shortfall = f"the residual is still {residual:.2g} after {passes:.0f} sweeps"
-        status, reason = path.verdict(residual <= allowed, shortfall)
-        return Estimate(
+        return certified_eigenvalue(
             value,
-            interval=(value - residual, value + residual),
-            how="estimated",
-            status=status,
-            reason=reason,
+            residual,
+            self.matrix.path,
+            met=residual <= allowed,
+            sweeps=passes,
             samples=self.problem.survey.count,
             passes=passes,
-            details={"residual": residual, "certifies": CERTIFIES, "path": path.label},
+            certifies=CERTIFIES,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from spiritlevel.analyses.measuring import Settings
+from spiritlevel.analyses.measuring import MeasureSettings
 from spiritlevel.analyses.rescaling_directions import Array, Direction, Side
 from spiritlevel.measures.declaration import Measure
 
@@ -70,7 +70,7 @@ class Surrogate:
         return found
 
 
-def form_of(own: Measure, settings: Settings, kind: str) -> str:
+def form_of(own: Measure, settings: MeasureSettings, kind: str) -> str:
     """Return which function of the diagonal stands for a measure; one that only resembles it has "like" in its name."""
     plain = all(settings.get(f"{own.name}.{key}", value) == value for key, value in own.settings.items())
     like = "like_trace" if kind == "layers" else "like_kappa"

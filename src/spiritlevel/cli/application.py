@@ -119,9 +119,9 @@ def measure_command(
     from spiritlevel.cli.sharing import request_of
 
     checked = request_of(given)
-    from spiritlevel.cli.measuring_command import Outputs, run
+    from spiritlevel.cli.measuring_command import Outputs, run_request
 
-    return run(
+    return run_request(
         checked,
         Outputs(
             json=json,
@@ -200,8 +200,8 @@ def data_get_command(
     data_root: Annotated[str | None, typer.Option(help="Folder to put it in; default the cache.")] = None,
 ) -> int:
     """Fetch a data set into the cache, checked."""
-    from spiritlevel.cli.screens import show
+    from spiritlevel.cli.screens import show_lines
     from spiritlevel.lab import datasets
 
-    show(datasets.get(name, data_root))
+    show_lines(datasets.get(name, data_root))
     return 0

@@ -36,30 +36,20 @@ def run_audit(options: dict[str, Any]) -> int:
         raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
     from spiritlevel.analyses.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.analyses.planning import plan
-    from spiritlevel.cli import names
-    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
-    from spiritlevel.cli.screens import console, note, show
-    from spiritlevel.cli.standard_output import write_result
-    from spiritlevel.cli.subject import Subject
-    from spiritlevel.cli.user_code import inputs_of
+    from spiritlevel.cli.outputs import deliver
+    from spiritlevel.cli.screens import note, show_lines
+    from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
-    from spiritlevel.results.records import strict_dumps
 
     strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)
     alphas = _alphas(options.get("alphas"), ALPHAS)
-    target = options.get("json")
-    refuse_lossy(options, inputs_of(request, **also_read(options)))
-    keep_stdout(options)
-    assert request.model is not None
-    names.check_model_name(request.model)
-    subject = Subject(request)
-    refuse_code(options)
+    subject = checked_subject(request, options)
     weights = request.weights[0] if request.weights else None
     problem = subject.problem(weights)
     if options.get("dry_run"):
         runs = 2 + 2 * len(strengths) + len(alphas)
-        show(plan(problem, list(request.measures), settings=request.flat_settings()))
-        show(f"This is for one measurement; an audit makes about {runs}, in float64.")
+        show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
+        show_lines(f"This is for one measurement; an audit makes about {runs}, in float64.")
         return DONE
     quiet = bool(options.get("quiet"))
     found = audit(
@@ -75,12 +65,7 @@ def run_audit(options: dict[str, Any]) -> int:
     found = replace(found, base=found.base.described(**subject.facts(weights)))
     if options.get("html") is not None:
         found.html(options["html"])
-    if target == "-":
-        write_result(strict_dumps(found.record()))
-    else:
-        if target is not None:
-            found.save(target)
-        console().print(found.table())
+    deliver(found, options)
     for text in [*found.base.header.notes, *subject.notes]:
         note(text, quiet)
     for text in found.contradictions:

@@ -78,10 +78,8 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli import names
-    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
-    from spiritlevel.cli.screens import show
-    from spiritlevel.cli.subject import Subject, targets_of
-    from spiritlevel.cli.user_code import inputs_of
+    from spiritlevel.cli.screens import show_lines
+    from spiritlevel.cli.subject import checked_subject, targets_of
 
     request = request_of(options)
     if len(request.weights) < 2:
@@ -90,12 +88,7 @@ def _networks(options: dict[str, Any]) -> Any:
             "saved reports ending in .json"
         )
     labels = targets_of(request.weights)
-    refuse_lossy(options, inputs_of(request, **also_read(options)))
-    keep_stdout(options)
-    assert request.model is not None
-    names.check_model_name(request.model)
-    subject = Subject(request)
-    refuse_code(options)
+    subject = checked_subject(request, options)
     problems, headers, notes = {}, {}, []
     for label, path in zip(labels, request.weights):
         problem = subject.problem(path)
@@ -104,11 +97,14 @@ def _networks(options: dict[str, Any]) -> Any:
         headers[label] = subject.facts(path)
         notes += subject.notes
     if options.get("dry_run"):
-        show(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
-        show(f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more.")
+        show_lines(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
+        show_lines(
+            f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
+        )
         return None
     test = options.get("test")
     if test is not None:
+        assert request.model is not None
         data = names.open_named_data(test, request.data_args, request.data_root)
         test = names.build_named_model(request.model, request.model_args, data, request.seed or 0).data.content
     found = compare(
@@ -127,17 +123,10 @@ def _networks(options: dict[str, Any]) -> Any:
 
 
 def _shown(found: Any, notes: list[str], options: dict[str, Any]) -> int:
-    from spiritlevel.cli.screens import console, note
-    from spiritlevel.cli.standard_output import write_result
-    from spiritlevel.results.records import strict_dumps
+    from spiritlevel.cli.outputs import deliver
+    from spiritlevel.cli.screens import note
 
-    target = options.get("json")
-    if target == "-":
-        write_result(strict_dumps(found.record()))
-    else:
-        if target is not None:
-            found.save(target)
-        console().print(found.table())
+    deliver(found, options)
     quiet = bool(options.get("quiet"))
     headers = [text for report in found.reports.values() for text in report.header.notes]
     for text in dict.fromkeys([*headers, *notes]):

@@ -45,7 +45,7 @@ class Difference:
 
 def run_doctor() -> int:
     """Print what is installed and how far this machine is from the dense reference; 1 where it is too far."""
-    for name, version in versions().items():
+    for name, version in package_versions().items():
         print(f"{name:14} {version}")
     print(f"{'devices':14} {'; '.join(devices())}")
     for name, use in EXTRAS.items():
@@ -65,7 +65,7 @@ def run_doctor() -> int:
     return int(failed)
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the versions of this package, Python and what it stands on."""
     from spiritlevel.values.version import __version__
 

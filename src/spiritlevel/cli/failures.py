@@ -50,7 +50,7 @@ def _run(given: list[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError) and standard_output.reader_gone():  # typer's answer to it
             return _hushed()
-        return _fail(error, in_words(error), FAILED, debug)
+        return _fail(error, failure_in_words(error), FAILED, debug)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and standard_output.reader_gone():
             return _hushed()
@@ -62,10 +62,10 @@ def _run(given: list[str]) -> int:
             return _fail(error, message() or "the command is not complete; see spiritlevel --help", MISUSE, debug)
         if type(error).__name__ == "Abort":
             return _say("interrupted", WATCH.code)
-        return _fail(error, in_words(error), FAILED, debug)
+        return _fail(error, failure_in_words(error), FAILED, debug)
 
 
-def in_words(error: BaseException) -> str:
+def failure_in_words(error: BaseException) -> str:
     """Return what went wrong as one sentence, whoever raised it."""
     if isinstance(error, SpiritlevelError):
         return str(error)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.cli.screens import console
 from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.rich_tables import new_table
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
 _KINDS = ("measures", "nets", "data", "studies")
@@ -31,7 +30,7 @@ def show_list(what: str, names: Sequence[str] = ()) -> int:
 def _measures() -> None:
     from spiritlevel.measures.registry import GROUPS, MEASURES
 
-    table = Table(box=box.ROUNDED, header_style="bold")
+    table = new_table()
     table.add_column("name", no_wrap=True)
     table.add_column("meaning", overflow="fold", ratio=1)
     table.add_column("survives rescaling", no_wrap=True)
@@ -60,7 +59,7 @@ def _measure_details(names: Sequence[str]) -> None:
 def _nets() -> None:
     from spiritlevel.lab.nets import NETS
 
-    table = _table("name", "what it is", "images", "classes", "options (--model-args)", "from")
+    table = new_table("name", "what it is", "images", "classes", "options (--model-args)", "from")
     for spec in NETS.values():
         options = ", ".join(f"{name}={value!r}" for name, value in spec.options.items())
         shape = f"{spec.channels}x{spec.size}x{spec.size}"
@@ -71,7 +70,7 @@ def _nets() -> None:
 def _data() -> None:
     from spiritlevel.lab.datasets import DATASETS, cache_folder
 
-    table = _table("name", "what it is", "images", "classes", "train, test", "files")
+    table = new_table("name", "what it is", "images", "classes", "train, test", "files")
     for spec in DATASETS.values():
         get = f"spiritlevel data get {spec.name}, or " if spec.fetchable else ""
         files = f"{get}{spec.files}" if spec.files else "built in"
@@ -86,14 +85,7 @@ def _data() -> None:
 def _studies() -> None:
     from spiritlevel.cli.study_command import list_studies
 
-    table = _table("name", "what it is", "size")
+    table = new_table("name", "what it is", "size")
     for name, title, size in list_studies():
         table.add_row(Text(name), Text(title), size)
     console().print(table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.ROUNDED, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

@@ -13,11 +13,11 @@ from rich.text import Text
 from spiritlevel.analyses.measuring import MeasuringInterrupted
 from spiritlevel.analyses.planning import plan
 from spiritlevel.cli import names
-from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, in_words
+from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
-from spiritlevel.cli.screens import console, note, show
+from spiritlevel.cli.screens import console, note, show_lines
 from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
@@ -46,7 +46,7 @@ class Outputs:
     config: str | None = None
 
 
-def run(request: Request, outputs: Outputs) -> int:
+def run_request(request: Request, outputs: Outputs) -> int:
     """Measure what a checked request asks for, print it and save it; return the exit code."""
     labels = targets_of(request.weights)
     wanted = _wanted(outputs, labels)
@@ -113,7 +113,7 @@ def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
             # A request that is wrong is so for every file; but which file cannot be loaded is the file's own affair.
             if keeper.one or (isinstance(error, UsageError) and not isinstance(error, NotLoaded)):
                 raise
-            reason = " ".join(in_words(error).split())
+            reason = " ".join(failure_in_words(error).split())
             keeper.failed(label, reason)
             note(f"not measured: {keeper.failures[label]}", outputs.quiet)
             continue
@@ -148,9 +148,9 @@ def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    show(plan(problem, list(request.measures), settings=request.flat_settings()))
+    show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
     if networks > 1:
-        show(f"This is for each of the {networks} weights files.")
+        show_lines(f"This is for each of the {networks} weights files.")
     return DONE
 
 

@@ -17,6 +17,10 @@ def refuse_lossy(options: Mapping[str, Any], inputs: Iterable[tuple[str, Any]]) 
 
     check_outputs(_written(options), inputs)
     check_page(options.get("html"), options.get("learning_rate"))
+    if options.get("figure") is not None:
+        from spiritlevel.page.spectrum_figure import check_figure
+
+        check_figure(options["figure"])
 
 
 def refuse_code(options: Mapping[str, Any]) -> None:
@@ -36,6 +40,21 @@ def keep_stdout(options: Mapping[str, Any]) -> None:
     """Keep standard output for the result alone where it is asked for there."""
     if options.get("json") == "-":
         keep_for_result()
+
+
+def deliver(found: Any, options: Mapping[str, Any], **shown: Any) -> None:
+    """Write a result to standard output as JSON where asked for there; else save it where asked and print its table."""
+    from spiritlevel.cli.screens import console
+    from spiritlevel.cli.standard_output import write_result
+    from spiritlevel.results.records import strict_dumps
+
+    target = options.get("json")
+    if target == "-":
+        write_result(strict_dumps(found.record()))
+        return
+    if target is not None:
+        found.save(target)
+    console().print(found.table(**shown))
 
 
 def _written(options: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -15,6 +15,6 @@ def check_page(html: str | None, learning_rate: float | None = None) -> None:
         return
     if html == "-":
         raise UsageError("--html - is not possible; name a file")
-    from spiritlevel.page.extras import check
+    from spiritlevel.page.extras import check_extras
 
-    check()
+    check_extras()

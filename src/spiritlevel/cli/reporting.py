@@ -39,7 +39,7 @@ def show_reports(
     wanted = [(option, path) for option, path in (("--csv", csv_file), ("--html", html)) if path not in (None, "-")]
     check_outputs(wanted, [("the report", file) for file in files])
     check_page(html, learning_rate)
-    results = [(file, result) for file in files for result in loading.load(file)]
+    results = [(file, result) for file in files for result in loading.load_results(file)]
     found = [(file, result) for file, result in results if isinstance(result, Report)]
     failed = [(file, result) for file, result in results if isinstance(result, Failure)]
     others = [(file, result) for file, result in results if not isinstance(result, (Report, Failure))]

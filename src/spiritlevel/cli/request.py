@@ -113,7 +113,7 @@ def from_report(path: str) -> Request:
     return _from_values(values, f"--like {path}")
 
 
-def check(request: Request) -> Request:
+def check_request(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
     from spiritlevel.analyses.measuring import chosen_settings
     from spiritlevel.measures.registry import select

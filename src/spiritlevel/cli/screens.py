@@ -41,7 +41,7 @@ def console(stream: TextIO | None = None, pipe_width: int = PIPE_WIDTH) -> Conso
     return screen
 
 
-def show(text: object) -> None:
+def show_lines(text: object) -> None:
     """Print lines of text to stdout; a reader that has gone, perhaps ``head``, has seen enough."""
     with writing():
         print(lines_for_terminal(str(text)))

@@ -78,4 +78,4 @@ def request_of(options: Mapping[str, Any]) -> Request:
         asked = asked.over(requests.from_config(options["config"]))
     if options.get("like") is not None:
         asked = asked.over(requests.from_report(options["like"]))
-    return requests.check(asked)
+    return requests.check_request(asked)

@@ -17,7 +17,7 @@ class Stopped(Exception):
     """The work was interrupted and what was finished is kept; the message says where."""
 
 
-class Watch:
+class SignalWatch:
     """Which signal asked this process to stop, if any did."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Watch:
         return 128 + (self.received or signal.SIGINT)
 
 
-WATCH = Watch()  # signals are the process's, so there is one
+WATCH = SignalWatch()  # signals are the process's, so there is one
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watched() -> Iterator[SignalWatch]:
     """Turn the signals into ``KeyboardInterrupt`` within; handlers are put back afterwards.
 
     A signal that is ignored stays so: ``nohup`` asks for that.

@@ -44,31 +44,19 @@ def run_spectrum(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.eigenvalue_search import operator_named
     from spiritlevel.analyses.spectra import spectrum
     from spiritlevel.analyses.spectrum_plan import plan_spectrum
-    from spiritlevel.cli import names
-    from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
-    from spiritlevel.cli.screens import console, note, show
-    from spiritlevel.cli.standard_output import write_result
-    from spiritlevel.cli.subject import Subject
-    from spiritlevel.cli.user_code import inputs_of
-    from spiritlevel.page.spectrum_figure import check_figure
-    from spiritlevel.results.records import strict_dumps
+    from spiritlevel.cli.outputs import deliver
+    from spiritlevel.cli.screens import note, show_lines
+    from spiritlevel.cli.subject import checked_subject
     from spiritlevel.results.wording import UNTRAINED
 
-    target, figure, quiet = options.get("json"), options.get("figure"), bool(options.get("quiet"))
-    refuse_lossy(options, inputs_of(request, **also_read(options)))
-    if figure is not None:
-        check_figure(figure)
-    keep_stdout(options)
-    assert request.model is not None
-    names.check_model_name(request.model)
-    subject = Subject(request)
-    refuse_code(options)
+    quiet = bool(options.get("quiet"))
+    subject = checked_subject(request, options)
     weights = request.weights[0] if request.weights else None
     problem = subject.problem(weights)
     choices = {"strategy": options["strategy"], "keep_graphs": options["keep_graphs"]}
     if options.get("dry_run"):
         matrix = operator_named(problem, options["operator"], **choices)
-        show(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
+        show_lines(plan_spectrum(matrix, options["operator"], options["probes"], options["steps"]))
         return DONE
     found = spectrum(
         problem,
@@ -86,18 +74,13 @@ def run_spectrum(options: dict[str, Any]) -> int:
         notes=[*found.header.notes, *subject.notes],
         learning_rate=options.get("learning_rate"),
     )
-    if figure is not None:
-        found.figure(figure)
+    if options.get("figure") is not None:
+        found.figure(options["figure"])
     if options.get("html") is not None:
         found.html(options["html"])
-    if target == "-":
-        if not subject.trained:
-            note(UNTRAINED, quiet)
-        write_result(strict_dumps(found.record()))
-    else:
-        if target is not None:
-            found.save(target)
-        console().print(found.table(notes=False))
+    if options.get("json") == "-" and not subject.trained:
+        note(UNTRAINED, quiet)
+    deliver(found, options, notes=False)
     for text in found.header.notes:
         note(text, quiet)
     if options.get("strict") and not found.ok:

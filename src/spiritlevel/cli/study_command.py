@@ -16,8 +16,7 @@ from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
     from spiritlevel.lab.studies import Record, Study
-
-OnProgress = Callable[[str, int, int], None]
+    from spiritlevel.lab.studies.running import OnProgress
 
 study = typer.Typer(help="Re-run the papers' studies, claim by claim.", no_args_is_help=True)
 
@@ -117,8 +116,8 @@ def export(
         [(f"--{k}", path) for k, path in (("csv", csv), ("parquet", parquet)) if path is not None], _runs(out)
     )
     store = RunStore(out)
-    chosen = _chosen(names, all_studies)
-    tables = {each.name: store.table(each, size) for each in chosen}
+    chosen_studies = _chosen(names, all_studies)
+    tables = {each.name: store.table(each, size) for each in chosen_studies}
     if csv is not None:
         write_csv(tables, csv)
     if parquet is not None:
@@ -126,7 +125,7 @@ def export(
     if docs is not None:
         from spiritlevel.lab.studies.documents import write_documents
 
-        records = [make_record(each, size, tables[each.name]) for each in chosen if len(tables[each.name])]
+        records = [make_record(each, size, tables[each.name]) for each in chosen_studies if len(tables[each.name])]
         write_documents(docs, studies().values(), records)
 
 
@@ -136,13 +135,13 @@ def _runs(out: Path) -> list[tuple[str, str | Path]]:
 
 
 def _chosen(names: list[str] | None, all_studies: bool) -> list[Study]:
-    from spiritlevel.lab.studies import chosen, studies
+    from spiritlevel.lab.studies import chosen_studies, studies
 
     if all_studies:
         return list(studies().values())
     if not names:
         raise UsageError("Name one or more studies, or use --all; `spiritlevel list studies` shows them.")
-    return chosen(names)
+    return chosen_studies(names)
 
 
 def _print_claims(records: list[Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
+from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
+from spiritlevel.cli.user_code import inputs_of
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.weights.checkpoints import LoadedWeights, load_weights
 from spiritlevel.results import Report
@@ -103,6 +106,17 @@ class Subject:
             "trained": self.trained,
             "request": self.request.record(),
         }
+
+
+def checked_subject(request: Request, options: Mapping[str, Any]) -> Subject:
+    """Return what a request is about, once the command's outputs are known to replace nothing that it reads."""
+    refuse_lossy(options, inputs_of(request, **also_read(options)))
+    keep_stdout(options)
+    assert request.model is not None
+    names.check_model_name(request.model)
+    subject = Subject(request)
+    refuse_code(options)
+    return subject
 
 
 def targets_of(weights: tuple[str, ...]) -> list[str]:

@@ -196,7 +196,7 @@ class Blocks:
         """Return the trace of the Hessian over all chosen parameters."""
         form = self._form("entries")
         folds = self._fold_total(list(self.problem.parameters), "trace")
-        value, stderr = float(folds.mean()), _fold_stderr(folds)
+        value, stderr = float(folds.mean()), fold_stderr(folds)
         if form is not None:
             value += float(form.network.mean)
             stderr = (stderr**2 + float(form.network.stderr) ** 2) ** 0.5
@@ -234,7 +234,7 @@ class Blocks:
         value = float(folds.mean())
         return Estimate(
             value=value,
-            stderr=self._error(how, value, _fold_stderr(folds)),
+            stderr=self._error(how, value, fold_stderr(folds)),
             stderr_data=self._data_error() if exact else None,
             how=how,
             samples=self.problem.survey.count,
@@ -255,7 +255,7 @@ class Blocks:
     def _trace_of(self, names: list[str], layer: str) -> Estimate:
         form = self._form("entries") if any(name in self.sampled_names for name in names) else None
         folds = self._fold_total(names, "trace")
-        value, variance = float(folds.mean()), _fold_stderr(folds) ** 2
+        value, variance = float(folds.mean()), fold_stderr(folds) ** 2
         if form is not None:
             # A layer has its own error: its parameters share their probes, so theirs do not add up.
             running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
@@ -307,7 +307,7 @@ class Blocks:
         full = self.problem.weights[layer]
         parts = self._parts(full, kind)
         base = self._base(full, kind).reshape(len(self._base(full, kind)), -1).sum(1)
-        variance = _fold_stderr(base) ** 2
+        variance = fold_stderr(base) ** 2
         form = self._form(kind) if full in self.sampled_names else None
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
@@ -355,5 +355,6 @@ class Blocks:
         return TensorEstimate(value, stderr, "estimated", halves=halves)
 
 
-def _fold_stderr(folds: Tensor) -> float:
+def fold_stderr(folds: Tensor) -> float:
+    """Return the standard error of the mean over folds, 0 where there is one alone."""
     return float(folds.std() / len(folds) ** 0.5) if len(folds) > 1 else 0.0

@@ -15,7 +15,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 STEP, FEWEST = 20, 500
 
 
-def guessed_eigenvectors(problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
+def warm_start(problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
     """Return approximate eigenvectors (P, k) from a twentieth of the data; None where that would not pay.
 
     They only start a search, which adds a random direction and certifies what it finds on all of the data.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from spiritlevel.inputs.contents import Content, tensors_of
-from spiritlevel.inputs.input_first import stored
+from spiritlevel.inputs.input_first import storage_order
 from spiritlevel.inputs.losses import CallableLoss, CrossEntropy, SameToken, labels_of
 from spiritlevel.inputs.losses.base import LABEL_KEYS
 from spiritlevel.values.errors import UsageError
@@ -104,7 +104,7 @@ def _matrices_in_words(problem: OpenProblem) -> list[str]:
     open_ones = [
         full
         for layer in problem.layers.values()
-        if not stored(layer.module) and not _made_of_torchs(layer.module)
+        if not storage_order(layer.module) and not _made_of_torchs(layer.module)
         for full in layer.parameters.values()
         if problem.chosen_parameters[full].ndim > 1
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from spiritlevel.inputs.row_buffer import RowBuffer
+from spiritlevel.inputs.splitmix import splitmix64
 
 
 class Fingerprint:
@@ -51,8 +51,5 @@ def _numbers(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _constants(count: int, device: torch.device) -> Tensor:
-    """Return odd numbers without visible order (the steps of SplitMix64)."""
-    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return torch.from_numpy(((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)).to(device)
+    """Return odd numbers without visible order, one after the other from SplitMix64."""
+    return splitmix64(0, torch.arange(count, device=device)) | 1

@@ -21,10 +21,10 @@ _known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 def is_input_first(module: nn.Module) -> bool:
     """Whether the module's matrix has a row for each input: its output is xW + b."""
-    return stored(module) == "inputs first"
+    return storage_order(module) == "inputs first"
 
 
-def stored(module: nn.Module) -> str:
+def storage_order(module: nn.Module) -> str:
     """Return "outputs first" (torch's own layers), "inputs first", or nothing where trying does not tell."""
     if type(module).__module__.startswith("torch."):
         return "outputs first"

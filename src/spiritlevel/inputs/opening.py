@@ -43,7 +43,7 @@ def open_model(
             "the model is on the meta device, which holds shapes and no numbers; build it on a device, or call "
             "model.to_empty(device='cpu') and load its weights"
         )
-    wanted_dtype = _as_dtype(dtype)
+    wanted_dtype = as_torch_dtype(dtype, "'float32' or 'float64'", "; half precision cannot carry curvature")
     kinds = {tensor.dtype for tensor in tensors}
     if any(kind.is_complex for kind in kinds):
         raise SpiritlevelError("the model has complex parameters, for which no Hessian is defined here")
@@ -72,13 +72,14 @@ def open_model(
         ) from error
 
 
-def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def as_torch_dtype(dtype: str | torch.dtype | None, choice: str, reason: str = "") -> torch.dtype | None:
+    """Return float32 or float64 from itself or its name, None for None; what else is given is refused in words."""
     if dtype is None or isinstance(dtype, torch.dtype):
         found = dtype
     else:
         found = getattr(torch, str(dtype).removeprefix("torch."), None)
     if dtype is not None and found not in (torch.float32, torch.float64):
-        raise UsageError(f"dtype must be 'float32' or 'float64', not {dtype!r}; half precision cannot carry curvature")
+        raise UsageError(f"dtype must be {choice}, not {dtype!r}{reason}")
     return found
 
 

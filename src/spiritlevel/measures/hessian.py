@@ -13,6 +13,7 @@ from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import frobenius_squared
 from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
@@ -60,18 +61,15 @@ def ggn_trace(blocks: Blocks) -> Estimate:
 
 def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    path = path_of(problem)
-    shortfall = f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps"
-    status, reason = path.verdict(pairs.status == "ok", shortfall)
-    return Estimate(
+    return certified_eigenvalue(
         value,
-        interval=(value - residual, value + residual),
-        how="estimated",
-        status=status,
-        reason=reason,
+        residual,
+        path_of(problem),
+        met=pairs.status == "ok",
+        sweeps=pairs.sweeps,
         samples=problem.survey.count,
         passes=float(pairs.products),
-        details={"residual": residual, "products": pairs.products, "path": path.label},
+        products=pairs.products,
     )
 
 

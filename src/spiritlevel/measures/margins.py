@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spiritlevel.engine.passes.outputs import OutputStats
 from spiritlevel.measures.declaration import Cost, declare
-from spiritlevel.measures.over_samples import Distribution, Statistic
+from spiritlevel.measures.over_samples import Distribution, SampleStatistic
 from spiritlevel.measures.reference import margins as reference
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
@@ -188,6 +188,6 @@ def _mean(name: str, values: Tensor, outputs: OutputStats, **details: Any) -> Re
     return _result(name, spread.mean(), spread, {**spread.details(), **details}, values)
 
 
-def _result(of: str, found: Statistic, spread: Distribution, details: dict[str, Any], samples: Tensor) -> Result:
+def _result(of: str, found: SampleStatistic, spread: Distribution, details: dict[str, Any], samples: Tensor) -> Result:
     estimate = Estimate(found.value, stderr_data=found.stderr, samples=spread.count, details=details)
     return Result(estimate, samples={of: samples})

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from spiritlevel.values.statistics import quantile, standardised_third_moment
+
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75}
-NORMAL_95 = 1.96
+REACH = 1.96  # standard deviations either side that enclose 95%
 
 
 @dataclass(frozen=True)
-class Statistic:
+class SampleStatistic:
     """A value and its standard error over samples, None where the samples are too few to tell."""
 
     value: float
@@ -36,40 +38,38 @@ class Distribution:
         """The number of samples that count."""
         return len(self.values)
 
-    def mean(self) -> Statistic:
+    def mean(self) -> SampleStatistic:
         """Σ w t / Σ w, with the standard error of a weighted mean."""
         value = float(self.shares @ self.values)
-        return Statistic(value, self._error(self.values - value))
+        return SampleStatistic(value, self._error(self.values - value))
 
-    def quantile(self, level: float) -> Statistic:
+    def quantile(self, level: float) -> SampleStatistic:
         """The value below which a share ``level`` lies, each sample standing at the middle of its own share.
 
         Its error is that of the order statistics: the quantiles at level ± 1.96 √(level(1 - level)/n) enclose it with
         probability 95%, whatever the distribution; None where one of those levels leaves the data.
         """
         effective = 1 / float(self.shares @ self.shares)
-        reach = NORMAL_95 * math.sqrt(level * (1 - level) / effective)
+        reach = REACH * math.sqrt(level * (1 - level) / effective)
         error = None
         if self.count > 1 and level - reach > 0 and level + reach < 1:
-            error = (self._at(level + reach) - self._at(level - reach)) / (2 * NORMAL_95)
-        return Statistic(self._at(level), error)
+            error = (self._at(level + reach) - self._at(level - reach)) / (2 * REACH)
+        return SampleStatistic(self._at(level), error)
 
-    def third_central_moment(self) -> Statistic:
+    def third_central_moment(self) -> SampleStatistic:
         """m₃ = mean of (t - mean)³, with the standard error of the jackknife."""
         _, m3, _, without = self._moments()
-        return Statistic(m3, self._jackknife(m3, without))
+        return SampleStatistic(float(m3), self._jackknife(float(m3), without))
 
-    def skewness(self) -> Statistic | None:
+    def skewness(self) -> SampleStatistic | None:
         """m₃ / m₂^{3/2}, the population form, with the jackknife's standard error; None where all values are equal."""
         if self.count < 2 or self.values[0] == self.values[-1]:
             return None
         m2, m3, m2_without, m3_without = self._moments()
-        skew = m3 / m2**1.5
-        without = np.full(self.count, np.nan)
-        np.divide(m3_without, m2_without.clip(0) ** 1.5, out=without, where=m2_without > 0)
-        return Statistic(skew, self._jackknife(skew, without))
+        skew = float(standardised_third_moment(m2, m3))
+        return SampleStatistic(skew, self._jackknife(skew, standardised_third_moment(m2_without, m3_without)))
 
-    def statistic(self, name: str) -> Statistic:
+    def statistic(self, name: str) -> SampleStatistic:
         """The mean or a quantile, by name."""
         return self.mean() if name == "mean" else self.quantile(QUANTILES[name])
 
@@ -85,17 +85,16 @@ class Distribution:
         }
 
     def _at(self, level: float) -> float:
-        middles = np.cumsum(self.shares) - self.shares / 2
-        return float(np.interp(level, middles, self.values))
+        return float(quantile(level)(self.values[None], self.shares[None])[0])
 
-    def _moments(self) -> tuple[float, float, np.ndarray, np.ndarray]:
+    def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return m₂ and m₃ about the mean, and both again with each sample left out in turn."""
         centred = self.values - self.mean().value
         terms = [self.shares * centred**power for power in (1, 2, 3)]
         rest = (1 - self.shares).clip(1e-300)
         first, second, third = ((term.sum() - term) / rest for term in terms)
         without = second - first**2, third - 3 * first * second + 2 * first**3
-        return float(terms[1].sum()), float(terms[2].sum()), *without
+        return terms[1].sum(), terms[2].sum(), *without
 
     def _jackknife(self, value: float, without: np.ndarray) -> float | None:
         """Return the standard error from the values with each sample left out, None where one of them is undefined.
@@ -108,7 +107,15 @@ class Distribution:
         return self._error((1 - self.shares) * (value - without) / self.shares)
 
     def _error(self, influence: np.ndarray) -> float | None:
-        if self.count < 2:
-            return None
-        spread = float(((self.shares * influence) ** 2).sum())
-        return math.sqrt(spread * self.count / (self.count - 1))
+        return weighted_stderr(self.shares, influence)
+
+
+def weighted_stderr(shares: np.ndarray, influence: np.ndarray) -> float | None:
+    """Return the standard error over samples that count, by their shares of the weight and influences on a statistic.
+
+    The influence of a sample on the weighted mean is its distance to it.  None where fewer than two samples count.
+    """
+    count = len(shares)
+    if count < 2:
+        return None
+    return math.sqrt(float(((shares * influence) ** 2).sum()) * count / (count - 1))

@@ -13,6 +13,7 @@ from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.over_samples import weighted_stderr
 from spiritlevel.measures.reference import perturbation as reference
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import Estimate, at_least_rounding
@@ -136,12 +137,11 @@ def _second_differences(
 def _stderr_data(problem: OpenProblem, values: Tensor) -> float | None:
     """Standard error of the weighted mean over samples, None where samples are coupled or too few."""
     survey = problem.survey
-    count = int((survey.weights > 0).sum())
-    if survey.coupled or count < 2:
+    if survey.coupled:
         return None
     share = survey.weights / survey.total_weight
-    spread = share * (values - float(share @ values))
-    return float(spread.square().sum().sqrt()) * math.sqrt(count / (count - 1))
+    influence = values - float(share @ values)
+    return weighted_stderr(share[share > 0].numpy(), influence[share > 0].numpy())
 
 
 @declare(

@@ -15,7 +15,7 @@ from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
-from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.engine.warm_start import warm_start
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
@@ -162,7 +162,7 @@ class Workbench:
 
     def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
         problem = self.problem
-        start = guessed_eigenvectors(problem, k, which, tolerance, self.seed)  # type: ignore[arg-type]
+        start = warm_start(problem, k, which, tolerance, self.seed)  # type: ignore[arg-type]
         matrix = HessianOperator(problem, keep_graphs=None)
         matrix.products.usual = USUAL_WIDTH
         try:

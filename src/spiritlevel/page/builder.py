@@ -7,17 +7,17 @@ import os
 from typing import Any
 
 from spiritlevel.page import embedding, formulas, opening
-from spiritlevel.page.content import Content
-from spiritlevel.page.extras import check, need
+from spiritlevel.page.content import PageContent
+from spiritlevel.page.extras import check_extras, need
 from spiritlevel.page.palette import LIGHT
-from spiritlevel.page.parts import Command, Figure, Page, Picture, Table, Words
+from spiritlevel.page.parts import CommandLines, Figure, Page, PageTable, Picture, Words
 from spiritlevel.page.sections import audit, claims, epochs, layers, margins, measures, samples, settings, spectrum
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import cleaned_for_page
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.version import __version__
 
-# In the order in which the folds stand.
+# In the order in which the sections stand.
 SECTIONS = (
     measures.section,
     margins.section,
@@ -33,7 +33,7 @@ SECTIONS = (
 FORMATS = ("png", "svg", "pdf")
 
 
-def page_of(content: Content) -> Page:
+def page_of(content: PageContent) -> Page:
     """Return everything a page shows, without markup; text from outside is cleaned here, before any of it is used."""
     content = cleaned_for_page(content)
     first = opening.first_screen(content)
@@ -41,9 +41,9 @@ def page_of(content: Content) -> Page:
     return Page(first, [section for section in found if section is not None])
 
 
-def html(content: Content) -> str:
+def html(content: PageContent) -> str:
     """Return the page as the text of one HTML file."""
-    check()
+    check_extras()
     page = page_of(content)
     jinja2, markupsafe = need("jinja2"), need("markupsafe")
     environment = jinja2.Environment(
@@ -54,8 +54,14 @@ def html(content: Content) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.tests |= {
-        kind.__name__.lower(): (lambda part, kind=kind: isinstance(part, kind))
-        for kind in (Figure, Table, Words, Command, Picture)
+        name: (lambda part, kind=kind: isinstance(part, kind))
+        for name, kind in (
+            ("figure", Figure),
+            ("table", PageTable),
+            ("words", Words),
+            ("command", CommandLines),
+            ("picture", Picture),
+        )
     }
 
     scripts = (embedding.drawing_script(), embedding.page_script())
@@ -73,19 +79,19 @@ def html(content: Content) -> str:
     )
 
 
-def write(content: Content, path: str | os.PathLike[str]) -> None:
+def write(content: PageContent, path: str | os.PathLike[str]) -> None:
     """Write the page; the file appears whole or not at all."""
     text = html(content)
     with replacing(path) as stream:
         stream.write(text)
 
 
-def figures(content: Content) -> dict[str, Figure]:
+def figures(content: PageContent) -> dict[str, Figure]:
     """Return all figures of a page by name."""
     return page_of(content).figures
 
 
-def figure(content: Content, name: str) -> Any:
+def figure(content: PageContent, name: str) -> Any:
     """Return one figure as an Altair chart, which notebooks show and ``chart.save`` writes."""
     found = figures(content)
     if name not in found:
@@ -106,9 +112,9 @@ def image(drawn: Figure, form: str) -> bytes:
     return converter.vegalite_to_png(specification, vl_version=version, scale=2)
 
 
-def save_figures(content: Content, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:
+def save_figures(content: PageContent, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:
     """Write every figure into a folder, once in each form, and return the names of the files."""
-    check()
+    check_extras()
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from spiritlevel.values.estimate import Estimate
 _SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 
 
-def number(value: float | None, digits: int = 5) -> Cell:
+def number_cell(value: float | None, digits: int = 5) -> Cell:
     """Return a number's cell."""
     return Cell(plain(value, digits), value=value)
 

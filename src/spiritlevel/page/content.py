@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spiritlevel.results.compared import Comparison
     from spiritlevel.results.spectrum_result import Spectrum
 
-Kind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
+PageKind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
 MOST_ONE_BY_ONE = 4
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -54,7 +54,7 @@ class StudyRecord(Protocol):
 
 
 @dataclass(frozen=True)
-class Content:
+class PageContent:
     """The results one page shows; sections appear for what is there.
 
     ``learning_rate`` draws the line 2/lr, above which gradient descent does not settle.
@@ -69,7 +69,7 @@ class Content:
     failures: Mapping[str, str] = field(default_factory=dict)  # networks that could not be measured, and why
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> PageKind:
         """What the first screen is about."""
         if self.comparison is not None:
             return "comparison"
@@ -131,10 +131,10 @@ class Content:
 
 def of_reports(
     reports: Report | Iterable[Report] | Mapping[str, Report], learning_rate: float | None = None
-) -> Content:
+) -> PageContent:
     """Return the content of one report or of several."""
     if isinstance(reports, Report):
-        return Content({reports.header.label: reports}, learning_rate=rate_of([reports], learning_rate))
+        return PageContent({reports.header.label: reports}, learning_rate=rate_of([reports], learning_rate))
     if isinstance(reports, Mapping):
         labelled = dict(reports)
     else:
@@ -142,29 +142,29 @@ def of_reports(
         labelled = dict(zip(distinct_labels([report.header.label for report in found]), found))
     if not labelled:
         raise UsageError("there is no report to make a page of; give at least one")
-    return Content(labelled, learning_rate=rate_of(labelled.values(), learning_rate))
+    return PageContent(labelled, learning_rate=rate_of(labelled.values(), learning_rate))
 
 
-def of_comparison(comparison: Comparison) -> Content:
+def of_comparison(comparison: Comparison) -> PageContent:
     """Return the content of a comparison and of the reports in it."""
-    return Content(comparison.reports, comparison=comparison, learning_rate=rate_of(comparison.reports.values()))
+    return PageContent(comparison.reports, comparison=comparison, learning_rate=rate_of(comparison.reports.values()))
 
 
-def of_audit(audit: Audit) -> Content:
+def of_audit(audit: Audit) -> PageContent:
     """Return the content of an audit and of the report it began with."""
     label = audit.base.header.label
-    return Content({label: audit.base}, audits={label: audit})
+    return PageContent({label: audit.base}, audits={label: audit})
 
 
-def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> Content:
+def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> PageContent:
     """Return the content of a spectrum."""
     rate = learning_rate if learning_rate is not None else spectrum.header.learning_rate
-    return Content(spectra={spectrum.header.label: spectrum}, learning_rate=_checked(rate))
+    return PageContent(spectra={spectrum.header.label: spectrum}, learning_rate=_checked(rate))
 
 
-def of_studies(records: Iterable[StudyRecord]) -> Content:
+def of_studies(records: Iterable[StudyRecord]) -> PageContent:
     """Return the content of studies."""
-    return Content(studies=tuple(records))
+    return PageContent(studies=tuple(records))
 
 
 def rate_of(reports: Iterable[Report], given: float | None = None) -> float | None:

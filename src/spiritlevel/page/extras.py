@@ -26,7 +26,7 @@ def need(module: str) -> Any:
         ) from error
 
 
-def check() -> None:
+def check_extras() -> None:
     """Refuse before any work is done where a package of the ``page`` extra is missing."""
     for module in _PACKAGES:
         need(module)

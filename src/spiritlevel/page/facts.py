@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import percent, plain
 from spiritlevel.results.wording import data_words
@@ -26,7 +26,7 @@ def settings_line(reports: Iterable[Report]) -> str:
     return " · ".join(shared)
 
 
-def facts(content: Content) -> list[tuple[str, str]]:
+def facts(content: PageContent) -> list[tuple[str, str]]:
     """Return loss, accuracies, gradient norm and cost, one value a network."""
     reports = list(content.reports.values())
     if len(reports) > 4:  # curves and the table show them
@@ -62,7 +62,7 @@ def cost_words(reports: Iterable[Report]) -> str:
     return f"{passes:,.0f} passes over the data" + (f", {seconds:,.1f} s" if seconds else "")
 
 
-def notes(content: Content) -> list[str]:
+def notes(content: PageContent) -> list[str]:
     """Return what fell short and what a reader must know, each once."""
     found = {f"{label} was not measured: {reason}": None for label, reason in content.failures.items()}
     if content.comparison is not None:

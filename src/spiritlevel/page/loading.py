@@ -6,21 +6,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spiritlevel.page.content import Content, of_audit, of_comparison, of_reports, of_spectrum, rate_of
+from spiritlevel.page.content import (
+    PageContent,
+    of_audit,
+    of_comparison,
+    of_reports,
+    of_spectrum,
+    rate_of,
+)
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.base import ResultBase
-from spiritlevel.results.collecting import Failure, load_saved
+from spiritlevel.results.collecting import Failure, FilePath, load_saved
 from spiritlevel.results.compared import Comparison
 from spiritlevel.results.saving import read_record
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.errors import UsageError
 
-Result = Report | Comparison | Audit | Spectrum | Failure
-Path = str | os.PathLike[str]
+LoadedResult = Report | Comparison | Audit | Spectrum | Failure
 
 
-def kind_of(path: Path) -> str:
+def kind_of(path: FilePath) -> str:
     """Return what a file holds: report, comparison, audit or spectrum."""
     if not os.path.exists(path):
         raise UsageError(f"there is no file {path}; give a file saved with --json")
@@ -28,7 +34,7 @@ def kind_of(path: Path) -> str:
     return str(record.get("kind") or "report") if isinstance(record, dict) else "report"
 
 
-def load(path: Path) -> list[Result]:
+def load_results(path: FilePath) -> list[LoadedResult]:
     """Return the results in a file; only reports may be several, some of them failures."""
     kind = kind_of(path)
     for own in (Comparison, Audit, Spectrum):
@@ -38,7 +44,7 @@ def load(path: Path) -> list[Result]:
     return [*reports, *failures]
 
 
-def together(results: Sequence[ResultBase | Failure], learning_rate: float | None = None) -> Content:
+def together(results: Sequence[ResultBase | Failure], learning_rate: float | None = None) -> PageContent:
     """Return the content of one page from results of several kinds; a comparison leads."""
     reports = [result for result in results if isinstance(result, Report)]
     comparisons = [result for result in results if isinstance(result, Comparison)]

@@ -1,4 +1,4 @@
-"""What a page is made of: figures, tables, sentences and folds, without any markup."""
+"""What a page is made of: figures, tables, sentences and sections, without any markup."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row with the rows that unfold below it."""
 
     cells: Sequence[Cell]
@@ -81,12 +81,12 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; numbers can be sorted and rows filtered where asked for."""
 
     name: str
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     caption: str = ""
     tools: bool = False  # sorting and filtering
     numeric: Sequence[int] = ()  # columns set flush right
@@ -107,7 +107,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLines:
     """Lines to copy into a terminal."""
 
     text: str
@@ -122,12 +122,12 @@ class Picture:
     title: str = ""
 
 
-Part = Figure | Table | Words | Command | Picture
+Part = Figure | PageTable | Words | CommandLines | Picture
 
 
 @dataclass(frozen=True)
 class Section:
-    """A fold of the page: what it is about, one line that says the most of it, and its parts."""
+    """A section of the page: what it is about, one line that says the most of it, and its parts."""
 
     name: str
     title: str
@@ -146,7 +146,7 @@ class First:
     facts: Sequence[tuple[str, str]]
     notes: Sequence[str]
     figure: Figure | None
-    table: Table | None
+    table: PageTable | None
     kind: str = "report"
     joined: str = " against "
 

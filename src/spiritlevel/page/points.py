@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from spiritlevel.values.statistics import Vector
+
 SHOWN = 2_000
 EXTREMES = 25  # on each side of each quantity
 BINS = (44, 30)
@@ -19,7 +20,7 @@ TINIEST = 1e-12  # of the largest value: what is smaller is drawn there
 
 
 @dataclass(frozen=True)
-class Choice:
+class ShownPoints:
     """Samples that can be pointed at, and how they were chosen."""
 
     index: NDArray[np.int64]
@@ -44,12 +45,12 @@ class Choice:
         )
 
 
-def choose(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, seed: int = 0) -> Choice:
+def choose_points(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, seed: int = 0) -> ShownPoints:
     """Choose the misclassified samples first (at most half of the places), then extremes, then some at random."""
     count = len(next(iter(quantities.values())))
     if count <= SHOWN:
         wrong = 0 if right is None else int((~right).sum())
-        return Choice(np.arange(count), wrong, wrong, 0, count - wrong, count)
+        return ShownPoints(np.arange(count), wrong, wrong, 0, count - wrong, count)
     rng = np.random.default_rng(seed)
     chosen = np.zeros(count, dtype=bool)
     wrong_all = np.flatnonzero(~right) if right is not None else np.empty(0, dtype=np.int64)
@@ -64,7 +65,7 @@ def choose(quantities: Mapping[str, Vector], right: NDArray[np.bool_] | None, se
     extremes = int(chosen.sum()) - len(first)
     rest = rng.permutation(np.flatnonzero(~chosen))[: SHOWN - int(chosen.sum())]
     chosen[rest] = True
-    return Choice(np.flatnonzero(chosen), len(first), len(wrong_all), extremes, len(rest), count)
+    return ShownPoints(np.flatnonzero(chosen), len(first), len(wrong_all), extremes, len(rest), count)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def binned(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> list[dict[str, A
 
 
 @dataclass(frozen=True)
-class Fit:
+class LineFit:
     """A straight line through points on the axes as drawn, by least squares, and their correlation there."""
 
     slope: float
@@ -134,7 +135,7 @@ class Fit:
     line: list[tuple[float, float]]
 
 
-def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> Fit | None:
+def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> LineFit | None:
     """Return the line through the points, None where there are too few or one side does not vary."""
     finite = np.isfinite(x) & np.isfinite(y) & x_axis.holds(x) & y_axis.holds(y)
     a, b = x_axis.to_line(x[finite]), y_axis.to_line(y[finite])
@@ -155,7 +156,7 @@ def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> Fit | None:
         )
         for e in ends
     ]
-    return Fit(float(slope), float(intercept), correlation, len(a), line)
+    return LineFit(float(slope), float(intercept), correlation, len(a), line)
 
 
 def short(value: float, digits: int = 6) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spiritlevel.measures.registry import MEASURES
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.heat import factor_text
 from spiritlevel.page.figures.shares import shares_of
 from spiritlevel.page.sections.layers import INVARIANT, TRACE
@@ -14,11 +14,11 @@ from spiritlevel.results.numerals import plain, value_text
 from spiritlevel.results.wording import UNTRAINED
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
-Answer = tuple[str, str]  # the bold sentence and the one after it
+AnswerSentences = tuple[str, str]  # the bold sentence and the one after it
 MEASURED = ("ok", "budget_spent")
 
 
-def of_one(content: Content) -> Answer:
+def answer_of_one(content: PageContent) -> AnswerSentences:
     """Return the answer of a page about one network: nothing about flat or sharp, which needs a second one."""
     report = content.first
     rest = layer_sentence(content, report) or value_sentence(content, report)
@@ -29,7 +29,7 @@ def of_one(content: Content) -> Answer:
     return rescaling_sentence(report), rest
 
 
-def of_several(content: Content, places: Mapping[str, float] | None, unit: str) -> Answer:
+def of_several(content: PageContent, places: Mapping[str, float] | None, unit: str) -> AnswerSentences:
     """Return the answer of a page about several networks that were not compared: where values began and ended."""
     reports = list(content.reports.values())
     if len({report.fingerprint for report in reports}) > 1:
@@ -61,14 +61,14 @@ def of_several(content: Content, places: Mapping[str, float] | None, unit: str) 
     return strong, f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}{aside}."
 
 
-def of_comparison(content: Content) -> Answer:
+def answer_of_comparison(content: PageContent) -> AnswerSentences:
     """Return the two sentences the comparison itself makes of its numbers."""
     assert content.comparison is not None
     strong, *rest = content.comparison.reading
     return strong, " ".join(rest)
 
 
-def of_audit(content: Content) -> Answer:
+def answer_of_audit(content: PageContent) -> AnswerSentences:
     """Return the answer of an audit: how many measures kept their value, and which changed most."""
     audit = next(iter(content.audits.values()))
     verdicts = {
@@ -111,7 +111,7 @@ def of_audit(content: Content) -> Answer:
     )
 
 
-def of_spectrum(content: Content) -> Answer:
+def answer_of_spectrum(content: PageContent) -> AnswerSentences:
     """Return the answer of a spectrum: its ends, and where the largest stands against 2/lr."""
     spectrum = next(iter(content.spectra.values()))
     largest, smallest = spectrum.eigenvalue_max, spectrum.eigenvalue_min
@@ -131,7 +131,7 @@ def of_spectrum(content: Content) -> Answer:
     return strong, f"The largest is {side} the line 2/lr = {plain(line, 3)}, and {apart}."
 
 
-def of_studies(content: Content) -> Answer:
+def answer_of_studies(content: PageContent) -> AnswerSentences:
     """Return the answer of studies: how many claims hold, at which size."""
     judged: list[str] = [each.verdict for record in content.studies if record.finished for each in record.judgements]
     unrun = sum(len(record.judgements) for record in content.studies if not record.finished)
@@ -198,7 +198,7 @@ def rescaling_sentence(report: Report) -> str:
     return f"{words}; one network alone is neither flat nor sharp."
 
 
-def layer_sentence(content: Content, report: Report) -> str:
+def layer_sentence(content: PageContent, report: Report) -> str:
     """Say where the trace sits, and what share of an invariant quantity that layer has."""
     if TRACE not in report.per_layer:
         return ""
@@ -217,7 +217,7 @@ def layer_sentence(content: Content, report: Report) -> str:
     return f"{words}, which rescaling could move to another."
 
 
-def value_sentence(content: Content, report: Report) -> str:
+def value_sentence(content: PageContent, report: Report) -> str:
     """Say the first two values."""
     said = [
         f"{content.words(name)} is {value_text(estimate)}"

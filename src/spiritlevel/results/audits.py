@@ -11,6 +11,7 @@ from spiritlevel.results.numerals import MISSING, plain
 from spiritlevel.results.wording import header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.rich_tables import new_table
 from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Audit(ResultBase):
         from rich.text import Text
 
         symmetries = [name for name in SYMMETRY_WORDS if any(name in row for row in self.verdicts.values())]
-        table = _new_table("measure", *(SYMMETRY_WORDS[name] for name in symmetries))
+        table = new_table("measure", *(SYMMETRY_WORDS[name] for name in symmetries))
         for name, row in self.verdicts.items():
             title = self.base.title(name)
             label = Text(for_terminal(title))
@@ -203,7 +204,7 @@ class Audit(ResultBase):
     def _sweep_table(self, sweep: Sweep) -> RenderableType:
         from rich.text import Text
 
-        table = _new_table("", *(f"α = {alpha:g}" for alpha in sweep.alphas))
+        table = new_table("", *(f"α = {alpha:g}" for alpha in sweep.alphas))
         table.add_row("loss", *(plain(loss, 3) for loss in sweep.losses))
         for name, estimates in sweep.values.items():
             cells = [plain(e.value, 3) if e.status in ("ok", "budget_spent") else MISSING for e in estimates]
@@ -214,7 +215,7 @@ class Audit(ResultBase):
         from rich.text import Text
 
         factors = self.one_neuron.get("", {}).get("factor", [])
-        table = _new_table("layer", "", *(f"× {factor:g}" for factor in factors))
+        table = new_table("layer", "", *(f"× {factor:g}" for factor in factors))
         for layer, quantities in self.one_neuron.items():
             for quantity, values in quantities.items():
                 if layer:  # the factors themselves belong to none
@@ -262,16 +263,6 @@ class Audit(ResultBase):
             refused=record["refused"],
             copied_from=record["copied_from"],
         )
-
-
-def _new_table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.ROUNDED, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 def _verdict_cell(verdict: Verdict) -> Any:

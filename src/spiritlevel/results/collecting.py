@@ -13,8 +13,8 @@ from spiritlevel.results.saving import read_record
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
-Path = str | os.PathLike[str]
-Paths = Path | Iterable[Path]
+FilePath = str | os.PathLike[str]
+Paths = FilePath | Iterable[FilePath]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Failure:
         return self.reason if self.weights in self.reason else f"{self.weights}: {self.reason}"
 
 
-def load_reports(path: Path) -> list[Report]:
+def load_reports(path: FilePath) -> list[Report]:
     """Return the report of a file, or all of them where it holds several."""
     reports, failures = load_saved(path)
     if not reports:
@@ -37,7 +37,7 @@ def load_reports(path: Path) -> list[Report]:
     return reports
 
 
-def load_saved(path: Path) -> tuple[list[Report], list[Failure]]:
+def load_saved(path: FilePath) -> tuple[list[Report], list[Failure]]:
     """Return the reports of a file and the weights files that could not be measured."""
     record = read_record(path, "report")
     records.check_record(record, str(path))
@@ -48,7 +48,7 @@ def load_saved(path: Path) -> tuple[list[Report], list[Failure]]:
     return reports, [Failure(entry["weights"], entry["reason"]) for entry in record.get("failures", ())]
 
 
-def save_reports(reports: Iterable[Report], path: Path) -> None:
+def save_reports(reports: Iterable[Report], path: FilePath) -> None:
     """Write several reports into one strict JSON file; it appears whole or not at all."""
     text = several_text([records.strict_dumps(report.record()) for report in reports])
     with replacing(path) as stream:

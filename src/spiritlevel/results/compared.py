@@ -13,12 +13,13 @@ from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.wording import Footnotes, data_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
+from spiritlevel.values.rich_tables import new_table
 from spiritlevel.values.statistics import Interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Kind = Literal[
+HoldingKind = Literal[
     "invariant",  # to every rescaling found in these networks
     "reversible",  # by a rescaling that was found
     "changes",  # under a rescaling, without a reversal being found
@@ -34,7 +35,7 @@ Kind = Literal[
 class Holding:
     """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found."""
 
-    kind: Kind
+    kind: HoldingKind
     words: str
     checked: bool = True  # measured on changed copies; otherwise taken from the declaration
     changed_by: tuple[str, ...] = ()  # symmetries under which the value changed
@@ -43,7 +44,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One measure over all networks."""
 
     name: str
@@ -77,7 +78,7 @@ class Comparison(ResultBase):
     kind: ClassVar[str] = "comparison"
     main_figure: ClassVar[str] = "ratios"
     reports: dict[str, Report]
-    rows: dict[str, Row]
+    rows: dict[str, ComparisonRow]
     reading: list[str]
     headings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -118,20 +119,16 @@ class Comparison(ResultBase):
         return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
 
     def _tables(self) -> list[RenderableType]:
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
         labels, footnotes = self.labels, Footnotes()
         pairs = len(labels) == 2
-        state = Table(box=box.ROUNDED, header_style="bold")
-        state.add_column("", overflow="fold")
+        state = new_table("")
         for label in labels:
             state.add_column(Text(for_terminal(label)), justify="right", overflow="fold")
         for name, numbers in self._state():
             state.add_row(name, *numbers)
-        table = Table(box=box.ROUNDED, header_style="bold")
-        table.add_column("measure", overflow="fold")
+        table = new_table("measure")
         heads = [*labels, *(f"{label} ÷ {labels[0]} (95%)" for label in labels[1:])]
         for head in heads:
             table.add_column(Text(for_terminal(head)), justify="right", overflow="fold")
@@ -239,9 +236,9 @@ def _read_interval(entry: dict[str, float | None]) -> Interval:
     return Interval(**{name: math.nan if end is None else end for name, end in entry.items()})
 
 
-def _read_row(entry: dict[str, Any]) -> Row:
+def _read_row(entry: dict[str, Any]) -> ComparisonRow:
     holding = entry["holding"]
-    return Row(
+    return ComparisonRow(
         name=entry["name"],
         title=entry["title"],
         sharper_when=entry["sharper_when"],

@@ -7,15 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
 from spiritlevel.results.wording import Footnotes, data_words, header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate, not_applicable
+from spiritlevel.values.rich_tables import new_table
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report
@@ -43,7 +42,7 @@ def as_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
 def report_table(report: Report, *, layers: bool, notes: bool) -> RenderableType:
     """Return one network's report: what was measured, every measure, reasons, and the layers where asked for."""
     footnotes = Footnotes()
-    table = _new_table()
+    table = new_table()
     table.add_column("measure", overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
     over_samples = any(estimate.stderr_data is not None for estimate in report.values())
@@ -138,7 +137,7 @@ class _Columns:
             portions[-1].append(key)
             room -= needed
         for portion in portions:
-            table = _new_table()
+            table = new_table()
             table.add_column(self.corner, overflow="fold", min_width=min(first, 8))
             for key in portion:
                 table.add_column(self.heads[key], justify="right", overflow="fold", min_width=self._width(key))
@@ -197,7 +196,3 @@ def _column_head(title: str, name: str) -> Text:
 def _line(text: str, style: str = "") -> Text:
     """Return one line whose text may come from outside."""
     return Text(for_terminal(text), style=style)
-
-
-def _new_table() -> Table:
-    return Table(box=box.ROUNDED, show_header=True, header_style="bold")

@@ -54,9 +54,12 @@ def quantile(level: float) -> Statistic:
 def skewness(values: Vector, weights: Vector) -> Vector:
     """m₃ / m₂^{3/2} of every row, the population form; NaN where all values are equal."""
     centred = values - mean(values, weights)[:, None]
-    second, third = mean(centred**2, weights), mean(centred**3, weights)
-    root = np.where(second > 0, second, np.nan) ** 1.5
-    return third / root
+    return standardised_third_moment(mean(centred**2, weights), mean(centred**3, weights))
+
+
+def standardised_third_moment(second: Vector, third: Vector) -> Vector:
+    """Return the skewness m₃ / m₂^{3/2} of two moments about the mean, NaN where the second is 0."""
+    return third / np.where(second > 0, second, np.nan) ** 1.5
 
 
 def total(values: Vector, weights: Vector) -> Vector:

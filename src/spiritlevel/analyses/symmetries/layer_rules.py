@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from spiritlevel.analyses.symmetries.scales import FIXED, Labels
-from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.analyses.symmetries.walking import CannotFollow, Stored, Value, Walk, WalkRule, registering
 from spiritlevel.inputs.torch_internals import aten
 
-LAYER_RULES: dict[str, Rule] = {}
+LAYER_RULES: dict[str, WalkRule] = {}
 rule = registering(LAYER_RULES)
 
 

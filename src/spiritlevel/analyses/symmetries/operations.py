@@ -13,10 +13,10 @@ import torch
 
 from spiritlevel.analyses.symmetries.layer_rules import LAYER_RULES
 from spiritlevel.analyses.symmetries.scales import FIXED, Labels
-from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.analyses.symmetries.walking import CannotFollow, Stored, Value, Walk, WalkRule, registering
 from spiritlevel.inputs.torch_internals import aten
 
-RULES: dict[str, Rule] = dict(LAYER_RULES)
+RULES: dict[str, WalkRule] = dict(LAYER_RULES)
 rule = registering(RULES)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spiritlevel.analyses.symmetries.found import Analysis, Symmetries
 from spiritlevel.analyses.symmetries.proof import prove
 from spiritlevel.analyses.symmetries.scales import Classes, Conflict
-from spiritlevel.analyses.symmetries.search import find, groups, labels_of
+from spiritlevel.analyses.symmetries.search import find, groups, layer_labels
 from spiritlevel.analyses.symmetries.tracing import copied, unwrapped
 from spiritlevel.analyses.symmetries.walking import Walk
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
@@ -160,7 +160,7 @@ def _check_factor(factor: float, what: str) -> None:
 def _given(state: Walk, classes: Classes, factors: Mapping[str, float]) -> dict[int, float]:
     given: dict[int, float] = {}
     for layer, factor in factors.items():
-        for each in set(classes.of_label[labels_of(state, layer)].tolist()):
+        for each in set(classes.of_label[layer_labels(state, layer)].tolist()):
             if each in (classes.fixed, classes.output) and factor != 1:
                 raise Conflict({each})
             if given.setdefault(each, float(factor)) != factor:
@@ -172,7 +172,7 @@ def _why_not(state: Walk, classes: Classes, factors: Mapping[str, float], found:
     """Say which layer stands in the way of a request, and of what it is part."""
     seen: dict[int, str] = {}
     for layer, factor in factors.items():
-        for each in set(classes.of_label[labels_of(state, layer)].tolist()):
+        for each in set(classes.of_label[layer_labels(state, layer)].tolist()):
             if each == classes.output and factor != 1:
                 return f"layer {layer!r} cannot be rescaled: it produces the outputs, so the function would change"
             if each == classes.fixed and factor != 1:
@@ -221,7 +221,7 @@ def _even_shares(state: Walk, classes: Classes, alpha: float, found: Symmetries)
     of_class = {classes.fixed: "", classes.output: "outputs"}  # one unknown for all classes of a group of layers
     for name, (members, _) in groups(state, classes).items():
         for layer in members:
-            of_class.update(dict.fromkeys(classes.movable(labels_of(state, layer)), f"layers {name}"))
+            of_class.update(dict.fromkeys(classes.movable(layer_labels(state, layer)), f"layers {name}"))
     pairs: set[tuple[str, str]] = set()
     stuck: list[str] = []
     for name, terms in state.uses.items():

@@ -69,7 +69,7 @@ def settled(state: Walk, epsilon: Epsilon = "kept") -> Classes:
     return replace(classes, of_label=np.where(np.isin(classes.of_label, unread), classes.fixed, classes.of_label))
 
 
-def labels_of(state: Walk, layer: str) -> Labels:
+def layer_labels(state: Walk, layer: str) -> Labels:
     """Return the labels of everything a layer's parameters produce."""
     return np.concatenate(state.produced[layer])
 
@@ -84,7 +84,7 @@ def groups(state: Walk, classes: Classes) -> dict[str, tuple[tuple[str, ...], li
     members: dict[str, list[str]] = {}
     home: dict[str, str] = {}
     for layer in state.produced:
-        movable = classes.movable(labels_of(state, layer))
+        movable = classes.movable(layer_labels(state, layer))
         if not movable:
             continue
         names = {home[of_class[each]] for each in movable if each in of_class} or {layer}
@@ -115,7 +115,7 @@ def _rescalings(state: Walk, exact: Classes, loose: Classes) -> list[Symmetry]:
                 if sum(each.factors for each in already) >= len(independent):
                     continue
                 reason = _why_approximate(state, loose, independent)
-            together = set().union(*(classes.movable(labels_of(state, layer)) for layer in members))
+            together = set().union(*(classes.movable(layer_labels(state, layer)) for layer in members))
             if not independent:
                 continue
             if _can_move(state, classes, members, together) and (
@@ -128,7 +128,7 @@ def _rescalings(state: Walk, exact: Classes, loose: Classes) -> list[Symmetry]:
 
 def _can_move(state: Walk, classes: Classes, members: tuple[str, ...], together: set[int]) -> bool:
     """Whether every output of these layers can take one common factor."""
-    everything = np.concatenate([labels_of(state, layer) for layer in members])
+    everything = np.concatenate([layer_labels(state, layer) for layer in members])
     if {classes.fixed, classes.output} & set(classes.of_label[everything].tolist()):
         return False
     try:
@@ -155,7 +155,7 @@ def _output_scale(state: Walk, classes: Classes) -> list[Symmetry]:
         classes.solve({classes.output: 2.0})
     except Conflict:
         return []
-    layers = [name for name in state.produced if classes.output in classes.of_label[labels_of(state, name)]]
+    layers = [name for name in state.produced if classes.output in classes.of_label[layer_labels(state, name)]]
     return [Symmetry("output_scale", "outputs", tuple(layers), 1)] if layers else []
 
 
@@ -164,7 +164,7 @@ def _permutations(units: Walk) -> list[Symmetry]:
     found = []
     for alike in exchangeable(units, classes):
         layers = [
-            name for name in units.produced if set(classes.of_label[labels_of(units, name)].tolist()) & set(alike)
+            name for name in units.produced if set(classes.of_label[layer_labels(units, name)].tolist()) & set(alike)
         ]
         if layers:
             found.append(Symmetry("permutation", layers[0], tuple(layers), len(alike)))

@@ -81,7 +81,7 @@ def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def trace(model: nn.Module, example: Any) -> Trace:
+def trace_model(model: nn.Module, example: Any) -> Trace:
     """Trace a model (already a copy, in its mode) on an example, or raise what stopped every way of tracing.
 
     The graph is read on the first two samples where the model accepts them: the labels of every activation are then
@@ -112,7 +112,7 @@ def traced_once(model: nn.Module, runnable: nn.Module, example: Any) -> Trace:
     structure = _structure(runnable, example)
     known = _known.get(model)
     if known is None or known[0] != structure:
-        known = _known[model] = structure, trace(runnable, example)
+        known = _known[model] = structure, trace_model(runnable, example)
     return known[1]
 
 

@@ -16,7 +16,7 @@ import torch
 from spiritlevel.analyses.symmetries.layer_rules import LAYER_RULES
 from spiritlevel.analyses.symmetries.operations import RULES
 from spiritlevel.analyses.symmetries.scales import FIXED, Classes, Labels
-from spiritlevel.analyses.symmetries.walking import CannotFollow, Rule, Stored, Value, Walk, registering
+from spiritlevel.analyses.symmetries.walking import CannotFollow, Stored, Value, Walk, WalkRule, registering
 from spiritlevel.inputs.torch_internals import aten, trees
 
 _AS_SCALES = (
@@ -31,7 +31,7 @@ _ACTIVATIONS = frozenset(
      "log_sigmoid", "hardswish", "hardtanh", "hardsigmoid", "softplus", "softsign", "threshold")
 )  # fmt: skip
 _POOLING = [name for name in RULES if "pool" in name or "upsample" in name]
-UNIT_RULES: dict[str, Rule] = {name: RULES[name] for name in (*_AS_SCALES, *_POOLING)}
+UNIT_RULES: dict[str, WalkRule] = {name: RULES[name] for name in (*_AS_SCALES, *_POOLING)}
 rule = registering(UNIT_RULES)
 
 
@@ -39,9 +39,9 @@ rule = registering(UNIT_RULES)
 class UnitWalk(Walk):
     """A walk whose labels name units: a second use of a tensor must move it in the same way, axis by axis."""
 
-    rules: dict[str, Rule] = field(default_factory=lambda: UNIT_RULES)
+    rules: dict[str, WalkRule] = field(default_factory=lambda: UNIT_RULES)
 
-    def rule_for(self, name: str, node: torch.fx.Node) -> Rule | None:
+    def rule_for(self, name: str, node: torch.fx.Node) -> WalkRule | None:
         """Whatever works entry by entry follows one rule."""
         tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
         if name not in self.rules and (tagged or name.removesuffix("_") in _ACTIVATIONS):

@@ -50,14 +50,14 @@ class CannotFollow(Exception):
     """An operation is outside what a rule covers: its inputs keep scale 1, for the reason given."""
 
 
-Rule = Callable[["Walk", dict[str, Any]], Any]
+WalkRule = Callable[["Walk", dict[str, Any]], Any]
 
 
-def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
+def registering(table: dict[str, WalkRule]) -> Callable[..., Callable[[WalkRule], WalkRule]]:
     """Return a decorator that enters a rule into a table under the names of its ATen operations."""
 
-    def rule(*names: str) -> Callable[[Rule], Rule]:
-        def register(function: Rule) -> Rule:
+    def rule(*names: str) -> Callable[[WalkRule], WalkRule]:
+        def register(function: WalkRule) -> WalkRule:
             table.update(dict.fromkeys(names, function))
             return function
 
@@ -70,14 +70,14 @@ def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]
 class Walk:
     """What is known so far: equations, how every stored tensor is scaled, which labels each layer produces."""
 
-    rules: dict[str, Rule]
+    rules: dict[str, WalkRule]
     equations: Equations = field(default_factory=Equations)
     uses: dict[str, Terms] = field(default_factory=dict)
     produced: dict[str, list[Labels]] = field(default_factory=dict)
     left_alone: dict[tuple[str, str], None] = field(default_factory=dict)
     where: str = ""
 
-    def rule_for(self, name: str, node: torch.fx.Node) -> Rule | None:
+    def rule_for(self, name: str, node: torch.fx.Node) -> WalkRule | None:
         """Return the rule of an operation, if there is one."""
         return self.rules.get(name)
 

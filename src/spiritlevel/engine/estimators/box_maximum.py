@@ -59,7 +59,7 @@ def maximise_in_box(
     change of signs rises although the gradient promises so, ``iterations`` steps of L-BFGS-B look inside the box.
     ``slope`` is the gradient at 0, where it is known.
     """
-    search = _Search(value_and_gradient, values, bounds)
+    search = _BoxSearch(value_and_gradient, values, bounds)
     slope = search.at(torch.zeros_like(bounds))[1] if slope is None else slope.double().cpu() * bounds
     ends = []
     for restart in range(restarts):
@@ -105,7 +105,7 @@ class _Point:
         return bool(float(self.gains.sum()) <= share * abs(self.value))
 
 
-class _Search:
+class _BoxSearch:
     def __init__(self, value_and_gradient: ValueAndGradient, values: Values, bounds: Tensor) -> None:
         self.value_and_gradient, self.values, self.bounds = value_and_gradient, values, bounds
 

@@ -140,7 +140,7 @@ def top_eigenpairs(
             allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
         return residuals <= allowed
 
-    search = _Search(
+    search = _EigenSearch(
         matvec,
         size,
         k,
@@ -172,7 +172,7 @@ def top_eigenpairs(
         search.expand(search.next_block(directions[~there.to(directions.device)][:width], block))
 
 
-class _Search:
+class _EigenSearch:
     """An orthonormal basis V (rows), its images A V and the projection T = V A V^T."""
 
     def __init__(

@@ -50,7 +50,7 @@ def counted_quadrature(result: Lanczos, deflate: int = 10) -> Quadrature:
     )
 
 
-def trace(
+def lanczos_trace(
     result: Lanczos,
     *,
     control: tuple[float, Tensor] | None = None,

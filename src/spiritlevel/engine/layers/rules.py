@@ -26,7 +26,7 @@ FromDeltas = Callable[[list[Tensor]], Gradients]
 # A rule looks at the inputs of a module's calls once a batch, and then turns the gradients of the calls' outputs, for
 # any number of columns (K, B, ...), into the gradients of the module's parameters.  Several calls only add positions.
 # A convolution also takes gradients of what a max-pooling made of its output, with the pooling of each call.
-Rule = Callable[..., FromDeltas]
+LayerRule = Callable[..., FromDeltas]
 
 
 def _linear(module: nn.Linear, inputs: list[Tensor]) -> FromDeltas:
@@ -70,7 +70,7 @@ def _embedding(module: nn.Embedding, inputs: list[Tensor]) -> FromDeltas:
     return gradients
 
 
-def _affine(standardise: Callable[[Any, Tensor], Tensor]) -> Rule:
+def _affine(standardise: Callable[[Any, Tensor], Tensor]) -> LayerRule:
     """Return the rule of a normalisation's γ·x̂ + β, where ``standardise`` gives x̂."""
 
     def rule(module: Any, inputs: list[Tensor]) -> FromDeltas:
@@ -113,7 +113,7 @@ def _prelu(module: nn.PReLU, inputs: list[Tensor]) -> FromDeltas:
 
 _batch_norm = _affine(lambda m, a: F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps))
 
-_RULES: dict[type[nn.Module], Rule] = {
+_RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
@@ -129,7 +129,7 @@ _RULES: dict[type[nn.Module], Rule] = {
 }
 
 
-def rule_of(module: nn.Module) -> Rule | None:
+def rule_of(module: nn.Module) -> LayerRule | None:
     """Return the rule of a module, None where there is none.
 
     Only the type itself counts: a subclass may compute something else.  Whatever a rule claims is compared with

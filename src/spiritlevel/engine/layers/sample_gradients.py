@@ -238,7 +238,7 @@ class Pooling:
         """Return the pooling of some samples."""
         return Pooling(self.positions[part], self.total)
 
-    def spread(self, deltas: Tensor) -> Tensor:
+    def unpool(self, deltas: Tensor) -> Tensor:
         """Return those at the positions they belong to, (K, B, C, total); windows may share a position."""
         columns, samples, channels, _ = deltas.shape
         # Samples first in memory, as all else.
@@ -270,7 +270,7 @@ class ConvolutionGradients(OuterGradients):
     def deltas(self) -> Tensor:  # type: ignore[override]
         """The gradients of the convolution's own output, (K, B, G, T, O)."""
         groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
-        flat = [d if pooling is None else pooling.spread(d) for d, pooling in zip(self.calls[1], self.calls[2])]
+        flat = [d if pooling is None else pooling.unpool(d) for d, pooling in zip(self.calls[1], self.calls[2])]
         return concatenated([d.reshape(*d.shape[:2], groups, outputs, -1).transpose(3, 4) for d in flat], 3)
 
     def _sizes(self) -> tuple[int, int, int, int, int]:

@@ -21,7 +21,7 @@ from spiritlevel.engine.operators.differentiation import (
     vector_jacobian,
 )
 from spiritlevel.engine.operators.every_sample import vet
-from spiritlevel.engine.operators.pieces import LinearPieces
+from spiritlevel.engine.operators.piecewise_linear import PiecewiseLinear
 from spiritlevel.engine.passes.graph import look_at
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -54,7 +54,7 @@ class RetainedGraph:
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
         own = {name: buffer.clone() for name, buffer in problem.model.named_buffers()} or None
         problem.watch.values_left_the_graph = False
-        with LinearConvolutions(), LinearPieces():
+        with LinearConvolutions(), PiecewiseLinear():
             self.outputs = problem.outputs(batch.content, own)
         graph = look_at(self.outputs)
         vet(problem, batch, graph, curvature=self._differentiates_twice())

@@ -26,16 +26,16 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Status
 
-Kind = Literal["double backward", "finite differences"]
+DerivativeKind = Literal["double backward", "finite differences"]
 SAMPLES = 8  # drawn across the data
 
 
 @dataclass
-class Path:
+class DerivativePath:
     """How products are made for one problem: by differentiating twice, or by differences of gradients and outputs."""
 
-    hessian: Kind = "double backward"
-    push: Kind = "double backward"
+    hessian: DerivativeKind = "double backward"
+    push: DerivativeKind = "double backward"
     reason: str = ""
     wrong: frozenset[str] = frozenset()  # parameters whose second derivatives autograd gets wrong
     radius: float | None = None  # of the differences, once chosen
@@ -87,14 +87,14 @@ class Path:
 Found = TypeVar("Found")
 
 
-def path_of(problem: OpenProblem) -> Path:
+def path_of(problem: OpenProblem) -> DerivativePath:
     """Return the path of this problem's products, after checking one of them the first time."""
     if problem.derivatives is None:
         try:
             problem.derivatives = _checked_path(problem)
         except SpiritlevelError as error:
             problem.derivatives = error
-    found: Path | SpiritlevelError = problem.derivatives
+    found: DerivativePath | SpiritlevelError = problem.derivatives
     if isinstance(found, SpiritlevelError):
         raise found
     return found
@@ -119,7 +119,7 @@ def require_double_backward(problem: OpenProblem, what: str) -> None:
         raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
 
 
-def _checked_path(problem: OpenProblem) -> Path:
+def _checked_path(problem: OpenProblem) -> DerivativePath:
     path = _first_that_works(problem, _Check.path)
     if path.differences:
         problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
@@ -204,11 +204,11 @@ class _Check:
                 return
         agreement.require_slope()
 
-    def path(self) -> Path:
+    def path(self) -> DerivativePath:
         """Return which products agree with differences."""
         leaves, outputs, loss, slope, agreement = self._start()
         tensors, blocks = list(leaves.values()), [self.at.direction[name][None] for name in leaves]
-        path = Path()
+        path = DerivativePath()
         second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
         pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
         for step in STEPS[self.dtype]:
@@ -330,7 +330,7 @@ class _Verdict:
         self.agrees = not self._refuted and (self.agrees or gap <= allowed + rounding)
 
 
-def _attempt(compute: Callable[[], list[Tensor]], path: Path) -> list[Tensor] | None:
+def _attempt(compute: Callable[[], list[Tensor]], path: DerivativePath) -> list[Tensor] | None:
     """Return what ``compute`` gives, or None with the reason noted where autograd refuses."""
     try:
         return compute()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.batch_products import RetainedGraph
-from spiritlevel.engine.operators.derivative_check import Path
+from spiritlevel.engine.operators.derivative_check import DerivativePath
 from spiritlevel.engine.operators.differentiation import Parts
 from spiritlevel.engine.operators.generic_point import padding_rows
 from spiritlevel.inputs.batch import Batch
@@ -29,7 +29,7 @@ Evaluate = Callable[[Sequence[str], list[Tensor], float], list[Tensor]]  # (name
 class Differences(RetainedGraph):
     """Products of one batch by differences for whatever the path says autograd cannot give."""
 
-    def __init__(self, problem: OpenProblem, batch: Batch, names: Sequence[str], path: Path) -> None:
+    def __init__(self, problem: OpenProblem, batch: Batch, names: Sequence[str], path: DerivativePath) -> None:
         self.path = path
         super().__init__(problem, batch, names)
         self.names, self.padding = list(names), padding_rows(problem)

@@ -41,7 +41,7 @@ def vector_jacobian(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
         # Not is_grads_batched, whose older vmap takes every convolution one by one.
-        found = [torch.func.vmap(pull)(*pieces) for pieces in zip(*(block.tensor_split(groups) for block in blocks))]
+        found = [torch.func.vmap(pull)(*group) for group in zip(*(block.tensor_split(groups) for block in blocks))]
     return [torch.cat(parts) for parts in zip(*found)]
 
 
@@ -57,12 +57,37 @@ def hessian_vectors(
 
 def push_forward(outputs: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Tensor], *, together: int = 1) -> Tensor:
     """Return J v for a block of vectors, (K, *outputs), by differentiating Jᵀu in u."""
-    nothing = torch.zeros((len(blocks[0]), *outputs.shape), dtype=outputs.dtype, device=outputs.device)
-    if not outputs.requires_grad:
-        return nothing
-    cotangent = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(outputs, tensors, cotangent, create_graph=True, allow_unused=True)
-    used = [(part, block) for part, block in zip(pulled, blocks) if part is not None and part.requires_grad]
-    if not used:
-        return nothing
-    return vector_jacobian([part for part, _ in used], [cotangent], [block for _, block in used], together=together)[0]
+    cotangent, pulled, pushed = _pulled_back(outputs, tensors, blocks)
+    if not pulled:
+        return torch.zeros((len(blocks[0]), *outputs.shape), dtype=outputs.dtype, device=outputs.device)
+    return vector_jacobian(pulled, [cotangent], pushed, together=together)[0]
+
+
+def derivative_along(
+    values: Tensor, tensors: Sequence[Tensor], direction: Sequence[Tensor], *, create_graph: bool = False
+) -> Tensor:
+    """Return J v for one vector, as ``push_forward``, with the graph of its own computation where asked for."""
+    cotangent, pulled, pushed = _pulled_back(values, tensors, direction)
+    if not pulled:
+        return torch.zeros_like(values)
+    return torch.autograd.grad(
+        pulled,
+        cotangent,
+        pushed,
+        create_graph=create_graph,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )[0]
+
+
+def _pulled_back(
+    values: Tensor, tensors: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return a cotangent u of zeros, the parts of Jᵀu that depend on it with their graph, and those parts' vectors."""
+    cotangent = torch.zeros_like(values, requires_grad=True)
+    if not values.requires_grad:
+        return cotangent, [], []
+    parts = torch.autograd.grad(values, tensors, cotangent, create_graph=True, allow_unused=True)
+    used = [(part, vector) for part, vector in zip(parts, vectors) if part is not None and part.requires_grad]
+    return cotangent, [part for part, _ in used], [vector for _, vector in used]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operators.convolutions import LinearConvolutions
-from spiritlevel.engine.operators.pieces import LinearPieces
+from spiritlevel.engine.operators.piecewise_linear import PiecewiseLinear
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.open_problem import OpenProblem
 
@@ -78,7 +78,7 @@ class GenericPoint:
         """Return the model's outputs at some parameters."""
         self.problem.watch.dtypes.clear()
         buffers = {name: self._cast(tensor).clone() for name, tensor in self._buffers.items()}
-        with LinearConvolutions(), LinearPieces():  # as products take them
+        with LinearConvolutions(), PiecewiseLinear():  # as products take them
             outputs = self.problem.outputs(content, {**self._fixed, **buffers, **parameters})
         self.in_part = bool(self.problem.watch.dtypes - {self.dtype})
         return outputs

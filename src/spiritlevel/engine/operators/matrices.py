@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.operators.derivative_check import Path
+from spiritlevel.engine.operators.derivative_check import DerivativePath
 from spiritlevel.engine.operators.products import Products, Strategy
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.values.errors import UsageError
@@ -44,7 +44,7 @@ class Operator:
         return self.size, self.size
 
     @property
-    def path(self) -> Path:
+    def path(self) -> DerivativePath:
         """How products are made: by double backward, or by finite differences and with which radius."""
         return self.products.path
 

@@ -10,20 +10,20 @@ from spiritlevel.inputs.torch_internals import aten
 Window = tuple[list[int], list[int], list[int], list[int], bool]  # kernel size, stride, padding, dilation, ceil mode
 
 
-def choose(values: Tensor, places: Tensor) -> Tensor:
+def gather_places(values: Tensor, places: Tensor) -> Tensor:
     """Return the values (…, H, W) at the places (…, h, w), which are numbered within each H × W."""
     block = behind(values, places)
     if block is not None:
-        return block.made(choose(*(operand.along(1) for operand in block.operands)), 1)
+        return block.made(gather_places(*(operand.along(1) for operand in block.operands)), 1)
     return values.flatten(-2).gather(-1, places.flatten(-2)).reshape(places.shape)
 
 
-def spread(values: Tensor, places: Tensor, size: list[int], window: Window) -> Tensor:
+def scatter_places(values: Tensor, places: Tensor, size: list[int], window: Window) -> Tensor:
     """Return (…, H, W) of this size with the sums of the values (…, h, w) that belong to each place."""
     block = behind(values, places)
     if block is not None:
         inner, at = (operand.along(1) for operand in block.operands)
-        return block.made(spread(inner, at, size, window), 1)
+        return block.made(scatter_places(inner, at, size, window), 1)
     # Scattering is faster than torch's own kernel, which on a CPU wants the places copied for every vector and on a GPU
     # looks at every position; but where places are shared, a GPU's scattered sums would differ from run to run.
     if values.is_cuda and not _windows_apart(window):

@@ -16,7 +16,7 @@ from spiritlevel.engine.operators.batch_products import (
     RetainedGraph,
     hessian_by_forward,
 )
-from spiritlevel.engine.operators.derivative_check import SAMPLES, Path, path_of
+from spiritlevel.engine.operators.derivative_check import SAMPLES, DerivativePath, path_of
 from spiritlevel.engine.operators.differences import Differences
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
 from spiritlevel.inputs.batch import Batch
@@ -72,10 +72,10 @@ class Products:
         self._width = 1  # vectors of the sweep that decided how batches are cut
         self._chosen: str | None = None
         self._compiled: Callable[..., dict[str, Tensor]] | None = None
-        self._differences = Path("finite differences", "finite differences", "they were asked for")
+        self._differences = DerivativePath("finite differences", "finite differences", "they were asked for")
 
     @property
-    def path(self) -> Path:
+    def path(self) -> DerivativePath:
         """How the products are made, after the check of one of them."""
         found = path_of(self.problem)
         return self._differences if self.asked == "finite differences" and not found.differences else found

@@ -146,7 +146,7 @@ class Accumulators:
             self.mean.begin(batch, weights)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
         alike = factor.psd and not self.wants and self.mean is None
-        for fold, signs, full, part, gradients in self._pieces(batch, outputs, recorder, factor):
+        for fold, signs, full, part, gradients in self._portions(batch, outputs, recorder, factor):
             own = signs[: 1 if alike else None, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
             coefficients = own * weights[part] * (self.folds / factor.draws)
@@ -162,7 +162,7 @@ class Accumulators:
         self.sample_traces.add(traces.sum(0))
         self.sample_folds.add(folds)
 
-    def _pieces(
+    def _portions(
         self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
     ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
         """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""

@@ -13,10 +13,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.engine.layers.rules import FromDeltas, rule_of
 from spiritlevel.engine.layers.sample_gradients import Pooling
-from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.pooled import pooled
-from spiritlevel.engine.passes.stages import Fold, Stages
+from spiritlevel.engine.passes.row_channels import pulled_through, rows_as_channels
+from spiritlevel.engine.passes.stages import RowChannels, Stages
 from spiritlevel.inputs.chosen_parameters import Layer
 from spiritlevel.inputs.open_problem import OpenProblem
 
@@ -92,7 +92,7 @@ class Recorder:
         for name in names:
             rule = rule_of(self.layers[name].module)
             assert rule is not None
-            spread = stages is not None and name in stages.spread
+            spread = stages is not None and name in stages.unpooled
             known = (self.poolings[name],) if name in self.poolings and not spread else ()
             found[name] = rule(self.layers[name].module, self.inputs[name], *known)
         return found
@@ -118,48 +118,48 @@ class Recorder:
         """Return the gradients of all columns (K, B, ...) behind each named layer's stop, (K, B, ...) a call.
 
         A layer that nothing is passed back to is left out.  Samples come first in memory, so that the columns of one
-        lie together for its products.  Of a layer in ``stages.spread`` they are those of its own output, also where a
+        lie together for its products.  Of a layer in ``stages.unpooled`` they are those of its own output, also where a
         pooling follows it: the way back from there needs them, and then they serve the layer as well.
         """
         reached = [name for name in names if all(self._reached(edge) for edge in self.stops[name])]
         together = [name for name in reached if name in stages.together]
-        fold = stages.fold if stages.fold is not None and stages.fold.name in reached else None
-        apart = [n for n in reached if n not in stages.together and (fold is None or n != fold.name)]
+        by_rows = stages.by_rows if stages.by_rows is not None and stages.by_rows.name in reached else None
+        apart = [n for n in reached if n not in stages.together and (by_rows is None or n != by_rows.name)]
         raw = self._together(outputs, columns, together)
         found = {name: [_gated(d, gate) for d, gate in zip(raw[name], self._gates_of(name))] for name in raw}
         if stages.cut is None:
             found |= self._apart(outputs, columns, apart)
         else:
-            start, deltas = stages.cut, self._spread(stages.cut, found[stages.cut][0])
+            start, deltas = stages.cut, self._unpooled(stages.cut, found[stages.cut][0])
             found[start] = [deltas]
-            if fold is not None and fold.via == start:
-                found[fold.name] = [self._folded(fold, deltas)]
+            if by_rows is not None and by_rows.via == start:
+                found[by_rows.name] = [self._through_rows(by_rows, deltas)]
                 if apart:
-                    start, deltas = fold.name, self._spread(fold.name, found[fold.name][0])
+                    start, deltas = by_rows.name, self._unpooled(by_rows.name, found[by_rows.name][0])
             found |= self._apart(self.edges[start][0], deltas, apart)
-        if fold is not None and fold.via in apart and fold.via in found:
-            found[fold.via] = [self._spread(fold.via, found[fold.via][0])]
-            found[fold.name] = [self._folded(fold, found[fold.via][0])]
+        if by_rows is not None and by_rows.via in apart and by_rows.via in found:
+            found[by_rows.via] = [self._unpooled(by_rows.via, found[by_rows.via][0])]
+            found[by_rows.name] = [self._through_rows(by_rows, found[by_rows.via][0])]
         return found
 
-    def _folded(self, fold: Fold, deltas: Tensor) -> Tensor:
+    def _through_rows(self, by_rows: RowChannels, deltas: Tensor) -> Tensor:
         """Return the gradients behind a layer's stop from those of the convolution that takes in what is there."""
         samples_first = deltas.transpose(0, 1)
-        module: Any = self.layers[fold.via].module
-        inputs = self.inputs[fold.via][0]
-        pulled = pulled_through(module, samples_first.flatten(0, 1), inputs.shape, rows_to_fold(module, inputs))
+        module: Any = self.layers[by_rows.via].module
+        inputs = self.inputs[by_rows.via][0]
+        pulled = pulled_through(module, samples_first.flatten(0, 1), inputs.shape, rows_as_channels(module, inputs))
         pulled = pulled.unflatten(0, samples_first.shape[:2])
-        (gate,) = self._gates_of(fold.name)
+        (gate,) = self._gates_of(by_rows.name)
         if gate is not None:
             pulled *= gate[:, None]
         return pulled.transpose(0, 1)
 
-    def _spread(self, name: str, deltas: Tensor) -> Tensor:
+    def _unpooled(self, name: str, deltas: Tensor) -> Tensor:
         """Return gradients behind a layer's stop as those of its own output."""
         (pooling,) = self.poolings.get(name, [None])
         if pooling is None:
             return deltas
-        return pooling.spread(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
+        return pooling.unpool(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
 
     def _together(self, outputs: Tensor, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
         edges = [edge for name in names for edge in self.stops[name]]
@@ -210,8 +210,8 @@ class Recorder:
         except Exception:  # an operation that cannot be mapped raises in its own way
             return False
         apart = self.pull_back_all(outputs, some, names, Stages())
-        for name in stages.spread & apart.keys():
-            apart[name] = [self._spread(name, apart[name][0])]
+        for name in stages.unpooled & apart.keys():
+            apart[name] = [self._unpooled(name, apart[name][0])]
         tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-10
         if staged.keys() != apart.keys():
             return False

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.operators.derivative_check import require_double_backward
+from spiritlevel.engine.operators.differentiation import derivative_along
 from spiritlevel.engine.operators.products import sweep_products
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
@@ -298,9 +299,9 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
             place = slice(batch.start, batch.start + batch.count)
             for k in range(probes):
                 probe = [vectors[name][k] for name in names]
-                slope = push(losses, tensors, probe, create_graph=True)
-                curvature = push(slope, tensors, probe)
-                forward = push(outputs, tensors, probe)
+                slope = derivative_along(losses, tensors, probe, create_graph=True)
+                curvature = derivative_along(slope, tensors, probe)
+                forward = derivative_along(outputs, tensors, probe)
                 curved = problem.loss.hessian_product(outputs.detach(), batch.content, forward[None])[0]
                 gauss_newton = (forward * curved).reshape(batch.count, -1).sum(1)
                 draw = (curvature - gauss_newton).detach().double().cpu()
@@ -314,23 +315,3 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     stderr = spread.sqrt() if probes > 1 else torch.full_like(mean, math.inf)
     half_means = halves / torch.tensor([[(probes + 1) // 2], [max(probes // 2, 1)]])
     return SampleRemainders(mean, stderr, half_means)
-
-
-def push(values: Tensor, tensors: list[Tensor], vectors: list[Tensor], *, create_graph: bool = False) -> Tensor:
-    """Return the derivative of ``values`` along a direction of the parameters, by differentiating the pull-back."""
-    if not values.requires_grad:
-        return torch.zeros_like(values)
-    cotangent = torch.zeros_like(values, requires_grad=True)
-    pulled = torch.autograd.grad(values, tensors, cotangent, create_graph=True, allow_unused=True)
-    used = [(part, vector) for part, vector in zip(pulled, vectors) if part is not None and part.requires_grad]
-    if not used:
-        return torch.zeros_like(values)
-    return torch.autograd.grad(
-        [part for part, _ in used],
-        cotangent,
-        [vector for _, vector in used],
-        create_graph=create_graph,
-        retain_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )[0]

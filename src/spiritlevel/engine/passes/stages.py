@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from spiritlevel.engine.passes.folding import rows_to_fold
 from spiritlevel.engine.passes.graph import Graph
+from spiritlevel.engine.passes.row_channels import rows_as_channels
 from spiritlevel.inputs.torch_internals import nodes
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A layer reached from another, the cut or one behind it, through that one's convolution with its rows folded."""
+class RowChannels:
+    """A layer reached from another, the cut or one behind it, through that one's convolution with rows as channels."""
 
     via: str
     name: str
@@ -38,12 +38,12 @@ class Stages:
 
     together: tuple[str, ...] = ()
     cut: str | None = None  # None: there is nothing behind
-    fold: Fold | None = None
+    by_rows: RowChannels | None = None
 
     @property
-    def spread(self) -> set[str]:
+    def unpooled(self) -> set[str]:
         """Layers whose gradients are those of their own output, also where a pooling follows them."""
-        return {*([] if self.cut is None else [self.cut]), *([] if self.fold is None else [self.fold.via])}
+        return {*([] if self.cut is None else [self.cut]), *([] if self.by_rows is None else [self.by_rows.via])}
 
 
 def find_stages(
@@ -74,10 +74,10 @@ def find_stages(
         small = sum(numbers[name] for name in together) <= limit and not convolved & {*together} - {cut}
         if small and not split and len(together) > len(best.together):
             best = Stages(together, cut)
-    return _with_folding(best, recorder, graph, names)
+    return _with_row_channels(best, recorder, graph, names)
 
 
-def _with_folding(stages: Stages, recorder: Recorder, graph: Graph, names: list[str]) -> Stages:
+def _with_row_channels(stages: Stages, recorder: Recorder, graph: Graph, names: list[str]) -> Stages:
     """Add the layer whose gradients are wanted right where a convolution behind the cut takes in, if that pays."""
     by_stop: dict[Any, str] = {
         (edge.node, edge.output_nr): name
@@ -90,13 +90,13 @@ def _with_folding(stages: Stages, recorder: Recorder, graph: Graph, names: list[
             continue
         convolution = recorder.edges[via][0].node
         name = by_stop.get(convolution.next_functions[0]) if nodes.name_of(convolution) == nodes.CONVOLUTION else None
-        if name is None or rows_to_fold(recorder.layers[via].module, recorder.inputs[via][0]) == 1:
+        if name is None or rows_as_channels(recorder.layers[via].module, recorder.inputs[via][0]) == 1:
             continue
         # Whatever else lies behind would have to go on from there, which it does from the cut alone.
         before = _reached_without(recorder.stops[via][0].node, graph)
         behind = [other for other in names if other != via and recorder.stops[other][0].node not in before]
         if via == stages.cut or behind == [name]:
-            return replace(stages, fold=Fold(via, name))
+            return replace(stages, by_rows=RowChannels(via, name))
     return stages
 
 

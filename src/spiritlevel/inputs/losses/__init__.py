@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, labels_of
+from spiritlevel.inputs.contents import Content as Batch
+from spiritlevel.inputs.losses.base import Factor, Loss, labels_of
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, SameToken
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError

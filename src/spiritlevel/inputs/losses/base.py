@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.contents import tensors_of
+from spiritlevel.inputs.contents import Content, tensors_of
+from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.values.errors import UsageError
 
-Batch = Sequence[Any] | Mapping[str, Any]
 LABEL_KEYS = ("labels", "label", "y")
 
 
@@ -34,24 +33,59 @@ class Factor:
     draws: int = 1
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """How a factor is sampled where exact columns would be more than ``limit``."""
+
+    limit: int
+    seed: int
+    indices: Tensor | None
+    draws: int | None
+
+    @property
+    def count(self) -> int:
+        """Number of draws: as asked, else as many as an exact factor may have columns."""
+        count = self.limit if self.draws is None else self.draws
+        if count < 1:
+            raise UsageError(
+                f"The second derivative of the loss cannot be sampled with {count} draws: ask for at least 1."
+            )
+        return count
+
+    def signs(self, outputs: Tensor, columns: int, *, draws: int | None = None, first_draw: int = 0) -> Tensor:
+        """Signs ±1 ``(draws, B, columns)`` of the batch's samples, all draws or ``draws`` of them from the first on."""
+        count = self.count if draws is None else draws
+        return index_signs(self.seed, count, self._samples(outputs), columns, first_draw=first_draw)
+
+    def _samples(self, outputs: Tensor) -> Tensor:
+        """Indices of the batch's samples in the data set, 0..B-1 where none are given."""
+        if self.indices is None:
+            return torch.arange(len(outputs), device=outputs.device)
+        if self.indices.shape != (len(outputs),):
+            raise UsageError(
+                f"indices has shape {tuple(self.indices.shape)} but the batch has {len(outputs)} samples: pass one per "
+                "sample."
+            )
+        return self.indices.to(outputs.device, torch.int64)
+
+
 class Loss(ABC):
     """A loss as a function of the outputs; the loss of a data set is L = Σ w·ℓ / Σ w over its samples."""
 
     name: str
 
     @abstractmethod
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses ``(B,)``, differentiable in the outputs, and weights ``(B,)``.
 
         Where a sample has positions its loss is Σ_t w·ℓ / Σ_t w over them and its weight Σ_t w; a sample none of whose
         positions count has loss 0 and weight 0.
         """
 
-    @abstractmethod
     def factor(
         self,
         outputs: Tensor,
-        batch: Batch,
+        batch: Content,
         *,
         limit: int = 32,
         generator_seed: int = 0,
@@ -63,13 +97,18 @@ class Loss(ABC):
         A sketch is S = F ε with random signs ε over the columns of an exact factor F. They depend on the seed, the draw
         and the sample's index in the data set (``indices``, default 0..B-1), never on the batch it came in.
         """
+        return self.sketched_factor(outputs, batch, Sketch(limit, generator_seed, indices, draws))
+
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
+        """``factor`` as a loss writes it: exact within the sketch's limit, else with its draws and signs."""
+        raise NotImplementedError(f"The loss {self.name} has no factor: define sketched_factor in its class.")
 
     @abstractmethod
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, without a graph."""
 
 
-def labels_of(batch: Batch) -> Tensor:
+def labels_of(batch: Content) -> Tensor:
     """Labels of a batch: the second of two entries of a tuple, or the entry "labels", "label" or "y" of a dict."""
     if isinstance(batch, Mapping):
         keys = [key for key in LABEL_KEYS if key in batch]
@@ -107,22 +146,3 @@ def labels_of(batch: Batch) -> Tensor:
             f"The labels are a {type(found).__name__} that is no tensor: pass (inputs, labels) with labels as a "
             "tensor, or a loss that is a function of (outputs, batch)."
         ) from error
-
-
-def draw_count(draws: int | None, limit: int) -> int:
-    """Number of sketches to draw: as asked, else as many as an exact factor may have columns."""
-    count = limit if draws is None else draws
-    if count < 1:
-        raise UsageError(f"The second derivative of the loss cannot be sampled with {count} draws: ask for at least 1.")
-    return count
-
-
-def sample_indices(outputs: Tensor, indices: Tensor | None) -> Tensor:
-    """Indices of the batch's samples in the data set, 0..B-1 where none are given."""
-    if indices is None:
-        return torch.arange(len(outputs), device=outputs.device)
-    if indices.shape != (len(outputs),):
-        raise UsageError(
-            f"indices has shape {tuple(indices.shape)} but the batch has {len(outputs)} samples: pass one per sample."
-        )
-    return indices.to(outputs.device, torch.int64)

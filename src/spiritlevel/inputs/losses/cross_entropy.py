@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
-from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
@@ -74,7 +74,7 @@ class CrossEntropy(Loss):
                     "must be positive, because a sample of weight 0 would still have a loss."
                 )
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``; the weight is the class weight of the label, summed over the positions."""
         logits, labels, _ = self._read(outputs, batch)
         losses = F.cross_entropy(
@@ -88,21 +88,12 @@ class CrossEntropy(Loss):
         weights = self._weights_and_scales(logits, labels)[0].sum(1).to(losses.dtype)
         return losses.sum(1) / weights.where(weights > 0, 1.0), weights
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Cholesky factor with C - 1 columns a position, or sketches of it; see :class:`Loss`."""
         logits, labels, axis = self._read(outputs, batch)
         samples, positions, classes = logits.shape
         count = positions * (classes - 1)
-        exact = count <= limit
+        exact = count <= sketch.limit
         root = self._curvature(logits, labels).sqrt()
         if exact:
             # Column (t, k) has the coefficient 1 at position t, class k.
@@ -111,11 +102,10 @@ class CrossEntropy(Loss):
             columns = (softmax_factor_times(logits, coefficients) * root).to(outputs.dtype)
         else:
             # With a large vocabulary the float64 copies of all draws together would not fit: a few draws at a time.
-            total, chosen = draw_count(draws, limit), sample_indices(outputs, indices)
             at_once = max(1, ENTRIES_AT_ONCE // logits.numel())
-            columns = torch.empty(total, *logits.shape, dtype=outputs.dtype, device=outputs.device)
+            columns = torch.empty(sketch.count, *logits.shape, dtype=outputs.dtype, device=outputs.device)
             for first, part in enumerate(columns.split(at_once)):
-                signs = index_signs(generator_seed, len(part), chosen, count, first_draw=first * at_once)
+                signs = sketch.signs(outputs, count, draws=len(part), first_draw=first * at_once)
                 coefficients = signs.unflatten(-1, (positions, classes - 1))
                 part.copy_(softmax_factor_times(logits, coefficients) * root)
         return Factor(
@@ -126,13 +116,13 @@ class CrossEntropy(Loss):
             draws=1 if exact else len(columns),
         )
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v = s·(p∘v - p (p·v)) for each of the vectors ``(K, B, *output shape)``."""
         logits, labels, axis = self._read(outputs, batch)
         product = softmax_hessian_times(logits, _flatten(vectors, axis, lead=2)) * self._curvature(logits, labels)
         return _restore(product, outputs, axis).to(vectors.dtype)
 
-    def _read(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor, int]:
+    def _read(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor, int]:
         """Logits ``(B, T, C)``, labels ``(B, T)`` or probabilities ``(B, 1, C)``, and the axis of the classes."""
         labels = labels_of(batch).to(outputs.device)
         if outputs.dim() < 2:
@@ -253,34 +243,22 @@ class NextToken(Loss):
     name: str = field(default="next_token", init=False, repr=False)
     ignore_index: int = -100
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Mean loss over a sample's predicted tokens, and their number."""
         return self._token_loss().per_sample(outputs, self._shift(outputs, batch))
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Cholesky factor with C - 1 columns a position, or sketches of it; see :class:`Loss`."""
-        shifted = self._shift(outputs, batch)
-        return self._token_loss().factor(
-            outputs, shifted, limit=limit, generator_seed=generator_seed, indices=indices, draws=draws
-        )
+        return self._token_loss().sketched_factor(outputs, self._shift(outputs, batch), sketch)
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v, zero at the last position and wherever the next label is ignored."""
         return self._token_loss().hessian_product(outputs, self._shift(outputs, batch), vectors)
 
     def _token_loss(self) -> CrossEntropy:
         return CrossEntropy(ignore_index=self.ignore_index, class_axis=-1)
 
-    def _shift(self, outputs: Tensor, batch: Batch) -> Batch:
+    def _shift(self, outputs: Tensor, batch: Content) -> Content:
         labels = labels_of(batch)
         if outputs.dim() != 3 or labels.shape != outputs.shape[:2] or labels.is_floating_point():
             raise UsageError(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, sample_indices
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch
 from spiritlevel.inputs.losses.indefinite import eigen_columns, signed_roots
 from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -34,7 +35,7 @@ class CallableLoss(Loss):
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", getattr(self.fn, "__name__", type(self.fn).__name__))
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``; positions are averaged with their weights."""
         result = self.fn(outputs, batch)
         losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -59,16 +60,7 @@ class CallableLoss(Loss):
         weighted = (weights * losses.where(weights > 0, 0.0)).sum(1)
         return weighted / total.where(total > 0, 1.0), total
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Signed eigenvectors of Λ, or signed sketches of it where a sample has over ``limit`` outputs."""
         samples, count = len(outputs), outputs[0].numel()
         if count > MOST_OUTPUTS:
@@ -89,12 +81,12 @@ class CallableLoss(Loss):
                 "so no curvature per sample exists; return losses that each depend on their own sample alone."
             )
         matrices = rows[:-1].reshape(count, samples, count).transpose(0, 1)
-        if count <= limit:
+        if count <= sketch.limit:
             columns, signs = eigen_columns(matrices)
             draws = 1
         else:
-            draws = draw_count(draws, limit)
-            probes = index_signs(generator_seed, draws, sample_indices(outputs, indices), count)
+            draws = sketch.count
+            probes = sketch.signs(outputs, count)
             halves = [torch.einsum("bij,dbj->dbi", root, probes) for root in signed_roots(matrices)]
             columns = torch.stack(halves, 1).flatten(0, 1)
             signs = torch.tensor([1.0, -1.0], device=outputs.device).repeat(draws)[:, None].repeat(1, samples)
@@ -102,22 +94,22 @@ class CallableLoss(Loss):
             columns.reshape(-1, *outputs.shape).to(outputs.dtype),
             signs.to(outputs.dtype),
             psd=False,
-            exact=count <= limit,
+            exact=count <= sketch.limit,
             draws=draws,
         )
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, by differentiating the gradient again."""
         return self._products(outputs, batch, vectors).to(vectors.dtype)
 
-    def _products(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def _products(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         try:
             return self._double_backward(outputs.detach().double(), _in_float64(batch), vectors)
         except RuntimeError:
             # The function holds constants of its own dtype that do not mix with float64.
             return self._double_backward(outputs.detach().clone(), batch, vectors)
 
-    def _double_backward(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def _double_backward(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         outputs.requires_grad_()
         with torch.enable_grad():
             losses, _ = self.per_sample(outputs, batch)

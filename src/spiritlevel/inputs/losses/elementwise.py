@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
-from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.values.errors import UsageError
 
 
@@ -19,34 +19,24 @@ class _Elementwise(Loss):
     """Mean over a sample's output entries of a convex loss of each entry alone; every sample has weight 1."""
 
     @abstractmethod
-    def _root_of_diagonal(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def _root_of_diagonal(self, outputs: Tensor, batch: Content) -> Tensor:
         """Square roots of the diagonal of Λ, in float64, of the shape of the outputs."""
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """One column per output entry, or sketches of them; see :class:`Loss`."""
         root = self._root_of_diagonal(outputs, batch)
         count = root[0].numel()
-        exact = count <= limit
+        exact = count <= sketch.limit
         if exact:
             unit = torch.eye(count, dtype=torch.float64, device=root.device)
             coefficients = unit.view(count, 1, *root.shape[1:])
         else:
-            signs = index_signs(generator_seed, draw_count(draws, limit), sample_indices(outputs, indices), count)
-            coefficients = signs.view(-1, *root.shape)
+            coefficients = sketch.signs(outputs, count).view(-1, *root.shape)
         columns = (coefficients * root).to(outputs.dtype)
         signs_of_columns = torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device)
         return Factor(columns, signs_of_columns, psd=True, exact=exact, draws=1 if exact else len(columns))
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``."""
         return (self._root_of_diagonal(outputs, batch).square() * vectors.double()).to(vectors.dtype)
 
@@ -70,7 +60,7 @@ class BinaryCrossEntropy(_Elementwise):
             # Kept as numbers, so that two equal losses compare and hash equal.
             object.__setattr__(self, "pos_weight", given.item() if given.numel() == 1 else tuple(given.tolist()))
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Mean loss over a sample's entries, and weights 1."""
         labels = self._labels(outputs, batch).to(outputs.dtype)
         losses = F.binary_cross_entropy_with_logits(
@@ -78,7 +68,7 @@ class BinaryCrossEntropy(_Elementwise):
         )
         return _mean_over_entries(losses), outputs.new_ones(len(outputs))
 
-    def _root_of_diagonal(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def _root_of_diagonal(self, outputs: Tensor, batch: Content) -> Tensor:
         labels = self._labels(outputs, batch).double()
         x = outputs.detach().double()
         # ℓ = (1-y) x + (1 + (q-1) y) log(1 + e^-x), so ℓ'' = (1 + (q-1) y) σ(x) σ(-x); the root of the logarithm does
@@ -100,7 +90,7 @@ class BinaryCrossEntropy(_Elementwise):
             )
         return weight
 
-    def _labels(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def _labels(self, outputs: Tensor, batch: Content) -> Tensor:
         labels = _labels_like(outputs, batch, self.name)
         wrong = ~((labels >= 0) & (labels <= 1))
         if bool(wrong.any()):
@@ -122,16 +112,16 @@ class MeanSquaredError(_Elementwise):
     name: str = field(default="mean_squared_error", init=False, repr=False)
     one_hot: bool = False
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Mean squared error over a sample's entries, and weights 1."""
         losses = (outputs - self._targets(outputs, batch).to(outputs.dtype)).square()
         return _mean_over_entries(losses), outputs.new_ones(len(outputs))
 
-    def _root_of_diagonal(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def _root_of_diagonal(self, outputs: Tensor, batch: Content) -> Tensor:
         self._targets(outputs, batch)
         return torch.full_like(outputs, (2.0 / outputs[0].numel()) ** 0.5, dtype=torch.float64)
 
-    def _targets(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def _targets(self, outputs: Tensor, batch: Content) -> Tensor:
         if not self.one_hot:
             return _labels_like(outputs, batch, self.name)
         labels = labels_of(batch).to(outputs.device)
@@ -155,7 +145,7 @@ def _mean_over_entries(losses: Tensor) -> Tensor:
     return losses.reshape(len(losses), -1).mean(1)
 
 
-def _labels_like(outputs: Tensor, batch: Batch, name: str) -> Tensor:
+def _labels_like(outputs: Tensor, batch: Content, name: str) -> Tensor:
     """Labels of exactly the shape of the outputs; only ``(B,)`` and ``(B, 1)`` stand for each other."""
     labels = labels_of(batch).to(outputs.device)
     if labels.shape != outputs.shape:

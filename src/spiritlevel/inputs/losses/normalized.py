@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spiritlevel.inputs.losses.base import Batch, Factor, Loss, draw_count, labels_of, sample_indices
+from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy
 from spiritlevel.inputs.losses.indefinite import eigen_columns
-from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -36,12 +36,12 @@ class NormalizedCrossEntropy(Loss):
 
     name: str = field(default="normalized_cross_entropy", init=False, repr=False)
 
-    def per_sample(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``."""
         self._check(outputs, batch)
         return CrossEntropy().per_sample(_standardised(outputs)[0], batch)
 
-    def hessian_product(self, outputs: Tensor, batch: Batch, vectors: Tensor) -> Tensor:
+    def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, C)``.
 
         With σ = std f, Q the projection orthogonal to 1 and z, g = p - e_y, a = z·g/C and w = Q g, differentiating
@@ -55,30 +55,18 @@ class NormalizedCrossEntropy(Loss):
         product = product - parts.w * (parts.z * v).mean(-1, keepdim=True)
         return (product / parts.scale.square()).to(vectors.dtype)
 
-    def factor(
-        self,
-        outputs: Tensor,
-        batch: Batch,
-        *,
-        limit: int = 32,
-        generator_seed: int = 0,
-        indices: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Factor:
+    def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """Signed eigenvectors of Λ, at most C - 1 as it has no part along 1, or signed sketches; see :class:`Loss`."""
         self._check(outputs, batch)
         samples, classes = outputs.shape
-        if classes - 1 <= limit:
+        if classes - 1 <= sketch.limit:
             unit = torch.eye(classes, dtype=torch.float64, device=outputs.device)
             rows = self.hessian_product(outputs, batch, unit[:, None].expand(classes, samples, classes))
             columns, signs = eigen_columns(rows.transpose(0, 1))
             return Factor(columns.to(outputs.dtype), signs.to(outputs.dtype), psd=False, exact=True)
-        draws = draw_count(draws, limit)
+        draws = sketch.count
         parts = self._parts(outputs, batch)
-        chosen = sample_indices(outputs, indices)
-        first, second, last = index_signs(generator_seed, draws, chosen, 2 * classes).split(
-            [classes - 1, classes, 1], -1
-        )
+        first, second, last = sketch.signs(outputs, 2 * classes).split([classes - 1, classes, 1], -1)
         # Positive part: Q F with F Fᵀ = diag(p) - ppᵀ. The term a Q joins the side its sign says.
         positive = parts.counts * parts.project(softmax_factor_times(parts.z, first))
         multiple = parts.a.abs().sqrt() * parts.project(second)
@@ -94,7 +82,7 @@ class NormalizedCrossEntropy(Loss):
         pair = torch.tensor([1.0, -1.0], dtype=outputs.dtype, device=outputs.device)
         return Factor(columns, pair.repeat(draws)[:, None].repeat(1, samples), psd=False, exact=False, draws=draws)
 
-    def _parts(self, outputs: Tensor, batch: Batch) -> _Parts:
+    def _parts(self, outputs: Tensor, batch: Content) -> _Parts:
         self._check(outputs, batch)
         z, scale = _standardised(outputs.detach().double())
         with torch.enable_grad():
@@ -105,7 +93,7 @@ class NormalizedCrossEntropy(Loss):
         parts = _Parts(z, g, (z * g).mean(-1, keepdim=True), scale, weights[:, None])
         return parts._replace(w=parts.project(g))
 
-    def _check(self, outputs: Tensor, batch: Batch) -> None:
+    def _check(self, outputs: Tensor, batch: Content) -> None:
         if labels_of(batch).is_floating_point():
             raise UsageError(
                 f"normalized_cross_entropy found labels of type {labels_of(batch).dtype}: pass integer class indices."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -21,7 +22,7 @@ from spiritlevel.inputs.torch_internals.forward_mode import in_forward_mode
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
 
 
-class QuickMaxPooling(TorchFunctionMode):
+class FastMaxPool(TorchFunctionMode):
     """While it is entered, windows that lie side by side in two dimensions are reduced view by view."""
 
     def __torch_function__(
@@ -29,7 +30,7 @@ class QuickMaxPooling(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in _POOLINGS and not torch.is_grad_enabled():
-            found = _pooled(*args, **kwargs)
+            found = _pooled(MaxPoolCall(*args, **kwargs))
             if found is not None:
                 return found
         return function(*args, **kwargs)
@@ -38,25 +39,31 @@ class QuickMaxPooling(TorchFunctionMode):
 def fast_max_pool(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the mode where it helps and is safe: on a CPU, where no derivative is taken in either direction."""
     plain = device.type == "cpu" and not torch.is_grad_enabled() and not in_forward_mode()
-    return QuickMaxPooling() if plain else contextlib.nullcontext()
+    return FastMaxPool() if plain else contextlib.nullcontext()
 
 
-def _pooled(
-    input: Any,  # by torch's own name: it may be given by it
-    kernel_size: Any = None,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
+@dataclass
+class MaxPoolCall:
+    """The arguments of a call of torch's ``max_pool2d``, by torch's own names: they may be given by them."""
+
+    input: Any
+    kernel_size: Any = None
+    stride: Any = None
+    padding: Any = 0
+    dilation: Any = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+
+
+def _pooled(call: MaxPoolCall) -> Tensor | None:
     """Return the maxima where windows neither overlap nor leave gaps nor reach over an edge; else None."""
-    size = _pair(kernel_size)
-    usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not isinstance(input, Tensor) or input.ndim < 3 or size is None or not usual:
+    values, size = call.input, _pair(call.kernel_size)
+    usual = _pair(call.padding) == (0, 0) and _pair(call.dilation) == (1, 1)
+    usual = usual and not call.ceil_mode and not call.return_indices
+    if not isinstance(values, Tensor) or values.ndim < 3 or size is None or not usual:
         return None
-    fits = input.shape[-2] >= size[0] and input.shape[-1] >= size[1]
-    return _largest(input, size) if fits and size[0] * size[1] <= 16 and _pair(stride) in (None, size) else None
+    fits = values.shape[-2] >= size[0] and values.shape[-1] >= size[1]
+    return _largest(values, size) if fits and size[0] * size[1] <= 16 and _pair(call.stride) in (None, size) else None
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

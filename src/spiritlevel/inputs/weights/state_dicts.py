@@ -16,14 +16,14 @@ WEIGHT_ENTRIES = ("state_dict", "model_state_dict", "model", "net")
 AVERAGED_ENTRIES = ("ema", "state_dict_ema", "model_ema")
 _DEPTH = 4
 
-Record = TensorRecord | UnreadableTensor | ArrayRecord
+StoredTensor = TensorRecord | UnreadableTensor | ArrayRecord
 
 
 @dataclass(frozen=True)
 class FoundWeights:
     """The named tensors of a file, the entry they lie under, and the other entries that hold weights too."""
 
-    records: dict[str, Record]
+    records: dict[str, StoredTensor]
     key: str | None
     whole_module: bool
     other_keys: tuple[str, ...]
@@ -32,7 +32,7 @@ class FoundWeights:
 def find_weights(root: object, key: str | None, path: object, budget: Budget) -> FoundWeights:
     """Return the weights under a key such as ``"ema.state_dict"``, or without one those of the usual entries."""
     value = root if key is None else _descend(root, key, path)
-    search = _Search(budget)
+    search = _EntrySearch(budget)
     found = search.weights(value, _DEPTH)
     others = tuple(name for name, child in _children(root).items() if search.has_weights(child, _DEPTH))
     if found is None:
@@ -63,14 +63,14 @@ def _descend(value: object, key: str, path: object) -> object:
     return value
 
 
-class _Search:
+class _EntrySearch:
     """Looks for weights among values that may share parts or contain themselves; every step is charged to the file."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.known: dict[tuple[int, int], bool] = {}
 
-    def weights(self, value: object, depth: int) -> tuple[dict[str, Record], tuple[str, ...], bool] | None:
+    def weights(self, value: object, depth: int) -> tuple[dict[str, StoredTensor], tuple[str, ...], bool] | None:
         """Return the weights in a value, the entries that lead to them, and whether they come from a whole module."""
         if _is_module(value):
             records = dict(self.module_records(value, "", ()))
@@ -82,7 +82,7 @@ class _Search:
                 if found is not None:
                     return found[0], (entry, *found[1]), found[2]
         # What is no tensor (a step count, extra state) is no weight; if the model needs the name it will be missed.
-        records = {name: child for name, child in children.items() if isinstance(child, Record)}
+        records = {name: child for name, child in children.items() if isinstance(child, StoredTensor)}
         return (records, (), False) if records else None
 
     def has_weights(self, value: object, depth: int) -> bool:
@@ -96,7 +96,7 @@ class _Search:
                 self.known[place] = self._module_has_records(value)
             else:
                 children = self.children(value)
-                self.known[place] = any(isinstance(child, Record) for child in children.values()) or any(
+                self.known[place] = any(isinstance(child, StoredTensor) for child in children.values()) or any(
                     self.has_weights(children.get(entry), depth - 1) for entry in (WEIGHT_ENTRIES if depth else ())
                 )
         return self.known[place]
@@ -113,14 +113,14 @@ class _Search:
         while waiting:
             parts = _module_parts(waiting.pop())
             self.budget.spend(ENTRY * (1 + sum(map(len, parts))))
-            if any(isinstance(record, Record) for group in parts[:2] for record in group.values()):
+            if any(isinstance(record, StoredTensor) for group in parts[:2] for record in group.values()):
                 return True
             fresh = [child for child in parts[2].values() if _is_module(child) and id(child) not in seen]
             seen.update(map(id, fresh))
             waiting += fresh
         return False
 
-    def module_records(self, module: Any, prefix: str, inside: tuple[int, ...]) -> Iterator[tuple[str, Record]]:
+    def module_records(self, module: Any, prefix: str, inside: tuple[int, ...]) -> Iterator[tuple[str, StoredTensor]]:
         """Yield the names and tensors that ``state_dict()`` of a pickled module would have."""
         if id(module) in inside:
             raise SpiritlevelError(f"the module saved in the file contains itself at {shown(prefix)}, so it is damaged")
@@ -130,7 +130,7 @@ class _Search:
         self.budget.spend(8 * ENTRY + 8 * len(inside))
         for group, left_out in zip(groups, ((), hidden if isinstance(hidden, set) else ())):
             for name, record in group.items():
-                if isinstance(name, str) and isinstance(record, Record) and name not in left_out:
+                if isinstance(name, str) and isinstance(record, StoredTensor) and name not in left_out:
                     self.budget.spend(ENTRY + len(prefix) + len(name))
                     yield prefix + name, record
         for name, child in modules.items():

@@ -9,8 +9,8 @@ from typing import Literal
 
 from spiritlevel.lab.studies.quantities import Quantity
 
-Verdict = Literal["holds", "does not hold", "undecided", "not run"]
-Analysis = Mapping[str, Quantity]
+ClaimVerdict = Literal["holds", "does not hold", "undecided", "not run"]
+Quantities = Mapping[str, Quantity]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Within:
     at_most: float = math.inf
     minimum: int = 3
 
-    def decide(self, analysis: Analysis) -> Verdict:
+    def decide(self, analysis: Quantities) -> ClaimVerdict:
         """Return the verdict on this condition alone."""
         found = analysis.get(self.quantity)
         if found is None or found.count < self.minimum or not math.isfinite(found.value):
@@ -72,7 +72,7 @@ class Judgement:
     """A claim with its verdict, the measured quantities and, where it fails, why as far as the data show."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: ClaimVerdict
     measured: dict[str, Quantity]
     remark: str = ""
 
@@ -84,13 +84,13 @@ class Judgement:
         return "; ".join(parts) or "-"
 
 
-def judge(claim: Claim, analysis: Analysis, explaining: Analysis | None = None) -> Judgement:
+def judge_claim(claim: Claim, analysis: Quantities, explaining: Quantities | None = None) -> Judgement:
     """Decide a claim: it holds if every condition does, fails if one fails, and is undecided otherwise.
 
     ``explaining`` holds quantities for the remark alone.
     """
     verdicts = [rule.decide(analysis) for rule in claim.rules]
-    verdict: Verdict = "holds"
+    verdict: ClaimVerdict = "holds"
     if "does not hold" in verdicts:
         verdict = "does not hold"
     elif "undecided" in verdicts:
@@ -105,7 +105,7 @@ def judge(claim: Claim, analysis: Analysis, explaining: Analysis | None = None) 
 class _Shown(dict):
     """Quantities by name as text; one that was not measured says so."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Quantities) -> None:
         super().__init__({name: str(quantity) for name, quantity in analysis.items()})
 
     def __missing__(self, name: str) -> str:

@@ -34,7 +34,7 @@ def label(axis: Any, x: str, y: str, title: str = "") -> None:
     axis.set_title(title, fontsize=8)
 
 
-def scatter(axis: Any, groups: Mapping[str, tuple[Any, Any]]) -> None:
+def dots(axis: Any, groups: Mapping[str, tuple[Any, Any]]) -> None:
     """Draw named clouds of points."""
     for colour, (name, (x, y)) in zip(COLOURS, groups.items()):
         axis.scatter(x, y, s=7, alpha=0.6, color=colour, label=name, linewidths=0)

@@ -13,7 +13,7 @@ from spiritlevel.values.cleaning import for_csv
 from spiritlevel.values.errors import SpiritlevelError
 
 
-def long_rows(tables: Mapping[str, Table]) -> list[dict[str, Any]]:
+def study_rows(tables: Mapping[str, Table]) -> list[dict[str, Any]]:
     """Return every row with its study first; settings that are lists or mappings become text."""
     rows = []
     for study, table in tables.items():
@@ -25,7 +25,7 @@ def long_rows(tables: Mapping[str, Table]) -> list[dict[str, Any]]:
 
 def write_csv(tables: Mapping[str, Table], path: Path) -> None:
     """Write the rows as CSV with one column for every name that occurs."""
-    rows = long_rows(tables)
+    rows = study_rows(tables)
     names = list(dict.fromkeys(name for row in rows for name in row))
     with replacing(path) as stream:
         writer = csv.DictWriter(stream, names)
@@ -41,4 +41,4 @@ def write_parquet(tables: Mapping[str, Table], path: Path) -> None:
     except ImportError as error:
         raise SpiritlevelError(f"Parquet needs pandas and pyarrow ({error}): install them, or use --csv.") from error
     with replacing(path, "wb") as stream:
-        pandas.DataFrame(long_rows(tables)).to_parquet(stream)
+        pandas.DataFrame(study_rows(tables)).to_parquet(stream)

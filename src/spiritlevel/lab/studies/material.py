@@ -12,7 +12,7 @@ from torch import nn
 
 from spiritlevel.lab.datasets import LabelledData, fit_images, from_npz, load, standardised, to_grey
 from spiritlevel.lab.datasets.files import data_roots
-from spiritlevel.lab.nets import build, spec
+from spiritlevel.lab.nets import build, initialise, spec
 from spiritlevel.lab.studies.study import Place, Settings
 from spiritlevel.lab.studies.telling import EpochLines
 from spiritlevel.lab.training import TrainingRecord, train, train_ensemble
@@ -92,6 +92,8 @@ def network(settings: Settings, data: LabelledData, place: Place) -> nn.Module:
     model = build(
         settings["net"], channels=data.channels, size=data.size, classes=data.classes, seed=settings["seed"], **args
     )
+    if "initialisation" in settings:
+        model = initialise(model, settings["initialisation"], settings["seed"])
     return model.to(place.device)
 
 
@@ -133,12 +135,33 @@ def trained_together(
     )
 
 
+def train_one(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, LabelledData]]:
+    """Train the one network of a group and return it with its data, as a study's ``train``."""
+    (settings,) = group
+    data = training_data(settings, place)
+    model, _ = trained_alone(settings, data, place)
+    return [(model, data)]
+
+
+def train_stack(group: Sequence[Settings], place: Place, **more: Any) -> list[nn.Module]:
+    """Train the networks of a group in one stack and return them, as a study's ``train``."""
+    data = training_data(group[0], place)
+    models = [network(settings, data, place) for settings in group]
+    trained_together(group, models, data, **more)
+    return models
+
+
 def sample_indices(count: int, wanted: int, seed: int) -> torch.Tensor:
     """Return the places of random samples, in order."""
     if wanted >= count:
         return torch.arange(count)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator)[:wanted].sort().values
+
+
+def points_of(data: LabelledData, count: int, seed: int) -> LabelledData:
+    """Return random samples of the data, in order; all of them where there are no more."""
+    return data.subset(sample_indices(len(data), count, seed))
 
 
 def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:

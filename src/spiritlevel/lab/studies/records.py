@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spiritlevel.lab.studies.claims import Judgement, judge
+from spiritlevel.lab.studies.claims import Judgement, judge_claim
 from spiritlevel.lab.studies.quantities import Quantity
 from spiritlevel.lab.studies.store import strict
 from spiritlevel.lab.studies.study import FinishedRun, Study, Table
@@ -61,7 +61,7 @@ def make_record(study: Study, size: str, table: Table) -> Record:
     """Analyse the finished runs and judge every claim."""
     analysis = study.analyse(table) if len(table) else {}
     explaining = study.explain(table) if study.explain is not None and len(table) else {}
-    judgements = tuple(judge(claim, analysis, explaining) for claim in study.claims)
+    judgements = tuple(judge_claim(claim, analysis, explaining) for claim in study.claims)
     return Record(
         study=study,
         size=size,

@@ -32,7 +32,7 @@ def study_named(name: str) -> Study:
     return studies()[name]
 
 
-def chosen(names: Sequence[str]) -> list[Study]:
+def chosen_studies(names: Sequence[str]) -> list[Study]:
     """Return the studies meant by names and globs (``margins-*``), in the order of the papers."""
     wanted: set[str] = set()
     for name in names:

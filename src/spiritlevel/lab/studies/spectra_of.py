@@ -10,7 +10,7 @@ from torch import nn
 from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
-from spiritlevel.engine.estimators.quadrature import frobenius_squared, trace
+from spiritlevel.engine.estimators.quadrature import frobenius_squared, lanczos_trace
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.open_problem import Measurable
@@ -58,12 +58,12 @@ def spectrum_row(
     return {
         "top_eigenvalue": float(run.ritz_values.max()) if quick else top_eigenvalue(problem),
         "smallest_eigenvalue": float(run.ritz_values.min()),
-        "trace": trace(run).value,
+        "trace": lanczos_trace(run).value,
         "frobenius": square**0.5,
         "frobenius_squared_per_parameter": square / problem.size,
     }
 
 
-def weight_norm(model: nn.Module) -> float:
+def norm_of_weights(model: nn.Module) -> float:
     """Return ‖w‖₂ over all parameters."""
     return float(torch.cat([p.detach().double().flatten() for p in model.parameters()]).norm())

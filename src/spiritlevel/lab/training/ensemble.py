@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
-from spiritlevel.lab.training.evaluation import Data, Loss, inputs_and_labels, place_of
-from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded
+from spiritlevel.lab.training.evaluation import Data, LossFunction, inputs_and_labels, place_of
+from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded_on
 from spiritlevel.lab.training.order import plan_length, stacked_epoch_batches, steps_per_epoch
 from spiritlevel.lab.training.replaying import Replayed
 from spiritlevel.lab.training.schedules import Schedule, resolve_schedule, schedule_name
@@ -41,7 +41,7 @@ def train_ensemble(
     epochs: int | None = None,
     steps: int | None = None,
     schedule: str | Schedule = "constant",
-    loss: Loss = functional.cross_entropy,
+    loss: LossFunction = functional.cross_entropy,
     drop_last: bool = False,
     stop: LossTarget | None = None,
     on_epoch: OnEpoch | None = None,
@@ -92,7 +92,7 @@ def train_ensemble(
     done, epoch = 0, 0
     step: Replayed | None = None
     started = time.perf_counter()
-    with seeded(seeds[0], device):
+    with seeded_on(seeds[0], device):
         while done < total and stack.members:
             if step is None:
                 step = _step(stack, method, x, targets, total - done if replay else 0)
@@ -152,7 +152,7 @@ def _step(stack: _Stack, method: StackedOptimizer, x: Tensor, targets: Tensor, c
 class _Stack:
     """The parameters and buffers of the networks still in training, stacked along a first axis."""
 
-    def __init__(self, models: Sequence[nn.Module], loss: Loss) -> None:
+    def __init__(self, models: Sequence[nn.Module], loss: LossFunction) -> None:
         self.models = models
         self.members = list(range(len(models)))
         for model in models:

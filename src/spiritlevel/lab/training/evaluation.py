@@ -12,7 +12,7 @@ from torch.nn import functional
 from spiritlevel.lab.datasets.labelled import LabelledData
 
 Data = LabelledData | tuple[Tensor, Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def evaluate(
-    model: nn.Module, data: Data, *, batch_size: int = 1024, loss: Loss = functional.cross_entropy
+    model: nn.Module, data: Data, *, batch_size: int = 1024, loss: LossFunction = functional.cross_entropy
 ) -> Evaluation:
     """Return the model's loss and accuracy; its mode is put back afterwards. ``loss`` is a mean over its batch."""
     device, dtype = place_of(model)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from spiritlevel.lab.training.evaluation import Data, Loss, inputs_and_labels, place_of
+from spiritlevel.lab.training.evaluation import Data, LossFunction, inputs_and_labels, place_of
 from spiritlevel.lab.training.order import epoch_batches, plan_length, steps_per_epoch
 from spiritlevel.lab.training.replaying import Replayed
 from spiritlevel.lab.training.schedules import Schedule, resolve_schedule, schedule_name
@@ -91,7 +91,7 @@ def train(
     steps: int | None = None,
     schedule: str | Schedule = "constant",
     seed: int = 0,
-    loss: Loss = functional.cross_entropy,
+    loss: LossFunction = functional.cross_entropy,
     augment: Augmentation | None = None,
     drop_last: bool = False,
     stop: StopRule | None = None,
@@ -146,7 +146,7 @@ def train(
     averaged: AveragedModel | None = None
     started = time.perf_counter()
     model.train()
-    with seeded(seed, device):
+    with seeded_on(seed, device):
         order = torch.Generator().manual_seed(seed)
         drawn = torch.Generator().manual_seed(seed + 1)
         while record.steps < total and not record.stopped_by:
@@ -198,7 +198,7 @@ def train(
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded_on(seed: int, device: torch.device) -> Iterator[None]:
     """Seed dropout and take repeatable convolutions inside, put the global state back outside."""
     devices = [device] if device.type == "cuda" else []
     repeatable = torch.backends.cudnn.deterministic

@@ -26,7 +26,9 @@ _FINE = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5)
 _COARSE = tuple(lead * 10.0**power for power in range(-9, 10) for lead in (1, 2, 5))
 
 
-def ratios(comparison: Comparison, names: list[str], letters: dict[str, str], name: str = "ratios") -> Figure | None:
+def ratio_figure(
+    comparison: Comparison, names: list[str], letters: dict[str, str], name: str = "ratios"
+) -> Figure | None:
     """Return the figure of the ratios of all networks to the first, right of 1 where the other is sharper."""
     first, *others = comparison.labels
     values: list[dict[str, Any]] = []

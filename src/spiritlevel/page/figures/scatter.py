@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.page.points import Axis, Choice, axis_of, binned, fit
+from spiritlevel.page.points import Axis, ShownPoints, axis_of, binned, fit
 
 RIGHT, WRONG, ALL = "classified right", "misclassified", "samples"
 
@@ -22,7 +22,7 @@ def scatter(
     y: str,
     titles: Mapping[str, str],
     right: NDArray[np.bool_] | None,
-    choice: Choice,
+    choice: ShownPoints,
     points: Rows,
     name: str,
 ) -> Figure:

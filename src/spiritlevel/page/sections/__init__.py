@@ -1,1 +1,1 @@
-"""The folds of the page, one a file; each returns nothing where its data is not there."""
+"""The sections of the page, one a file; each returns nothing where its data is not there."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import relative_curves
 from spiritlevel.page.figures.heat import heat_map
-from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, Figure, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.numerals import MISSING, plain, value_text
 from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of the audits."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of the audits."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):
         suffix = "" if position == 0 else f"_{position + 1}"
@@ -33,12 +33,12 @@ def section(content: Content) -> Section | None:
     return Section("audit", "Audit", summary, parts)
 
 
-def figure_of(content: Content, audit: Audit, name: str = "audit") -> Figure:
+def figure_of(content: PageContent, audit: Audit, name: str = "audit") -> Figure:
     """Return the heat map of one audit."""
     return heat_map(audit, {measure: content.title(measure) for measure in audit.verdicts}, name)
 
 
-def verdict_table(content: Content, audit: Audit, name: str) -> Table:
+def verdict_table(content: PageContent, audit: Audit, name: str) -> PageTable:
     """Return the verdicts in words; behind each row are its trials."""
     symmetries = [s for s in SYMMETRY_WORDS if any(s in row for row in audit.verdicts.values())]
     rows = []
@@ -57,9 +57,9 @@ def verdict_table(content: Content, audit: Audit, name: str) -> Table:
                 blank = [Cell("") for _ in symmetries]
                 blank[symmetries.index(symmetry)] = Cell(words, small=trial.reason)
                 below.append([Cell(trial.strength or SYMMETRY_WORDS[symmetry]), *blank])
-        rows.append(Row(cells, below=below))
+        rows.append(TableRow(cells, below=below))
     strengths = ", ".join(f"{key} {low:g} to {high:g}" for key, (low, high) in audit.strengths.items())
-    return Table(
+    return PageTable(
         name,
         ["measure", *(SYMMETRY_WORDS[s] for s in symmetries)],
         rows,
@@ -68,8 +68,8 @@ def verdict_table(content: Content, audit: Audit, name: str) -> Table:
     )
 
 
-def sweep_section(content: Content) -> Section | None:
-    """Return the fold of the sweep over T_α."""
+def sweep_section(content: PageContent) -> Section | None:
+    """Return the section of the sweep over T_α."""
     parts: list[Part] = []
     for position, (label, audit) in enumerate(content.audits.items()):
         sweep = audit.sweep
@@ -87,9 +87,9 @@ def sweep_section(content: Content) -> Section | None:
         figure = relative_curves(values, "α", f"output_scaling{suffix}", "Outputs scaled by α", base=1.0, places="log")
         if figure is not None:
             parts.append(figure)
-        rows = [Row([Cell("loss"), *(Cell(plain(loss, 3), value=loss) for loss in sweep.losses)])]
+        rows = [TableRow([Cell("loss"), *(Cell(plain(loss, 3), value=loss) for loss in sweep.losses)])]
         rows += [
-            Row(
+            TableRow(
                 [
                     Cell(sweep.titles.get(name, name), small=name),
                     *(
@@ -101,7 +101,7 @@ def sweep_section(content: Content) -> Section | None:
             for name, row in sweep.values.items()
         ]
         parts.append(
-            Table(
+            PageTable(
                 f"sweep{suffix.replace('_', '-')}",
                 ["", *(f"α = {alpha:g}" for alpha in sweep.alphas)],
                 rows,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 
-from spiritlevel.page.content import Content, StudyRecord
-from spiritlevel.page.parts import Cell, Command, Explanation, Part, Picture, Row, Section, Table, Words
+from spiritlevel.page.content import PageContent, StudyRecord
+from spiritlevel.page.parts import Cell, CommandLines, Explanation, PageTable, Part, Picture, Section, TableRow, Words
 
 KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "undecided"}
 
 
-def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Table:
+def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> PageTable:
     """Return all claims; behind each is the rule that decided and, where it fails, why."""
     rows = []
     for record in records:
@@ -24,7 +24,7 @@ def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Tabl
             if each.remark:
                 more.append(Explanation("remark", each.remark))
             rows.append(
-                Row(
+                TableRow(
                     [
                         Cell(each.claim.statement, small=f"{record.study.name}, {each.claim.place}"),
                         Cell(each.claim.paper),
@@ -35,23 +35,23 @@ def claims_table(records: tuple[StudyRecord, ...], name: str = "claims") -> Tabl
                     more=more,
                 )
             )
-    return Table(name, ["claim", "the paper", "measured", "verdict", "size, runs"], rows, tools=len(rows) > 3)
+    return PageTable(name, ["claim", "the paper", "measured", "verdict", "size, runs"], rows, tools=len(rows) > 3)
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of the studies' figures, quantities and departures."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of the studies' figures, quantities and departures."""
     parts: list[Part] = []
     for record in content.studies:
         parts.append(Words(f"{record.study.paper}. {_runs(record)}", strong=record.study.title + "."))
         parts += pictures(record)
         parts += [Words(line, strong="Departure from the paper:") for line in record.study.departures(record.size)]
         rows = [
-            Row([Cell(name), Cell(str(quantity), value=quantity.value), Cell(f"{quantity.count} {quantity.unit}")])
+            TableRow([Cell(name), Cell(str(quantity), value=quantity.value), Cell(f"{quantity.count} {quantity.unit}")])
             for name, quantity in record.analysis.items()
         ]
         if rows:
-            parts.append(Table(f"quantities-{record.study.name}", ["quantity", "value", "behind it"], rows))
-        parts.append(Command(record.command))
+            parts.append(PageTable(f"quantities-{record.study.name}", ["quantity", "value", "behind it"], rows))
+        parts.append(CommandLines(record.command))
     count = len(content.studies)
     summary = f"{count} stud{'y' if count == 1 else 'ies'}: figures, quantities, departures from the paper"
     return Section("studies", "Studies", summary, parts, opened=content.kind == "study") if parts else None

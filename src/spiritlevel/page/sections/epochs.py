@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from spiritlevel.measures.registry import DEFAULT, MEASURES
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import curve, estimates_over, relative_curves
 from spiritlevel.page.parts import Figure, Part, Section
 
 
-def places_of(content: Content) -> tuple[dict[str, float], str]:
+def places_of(content: PageContent) -> tuple[dict[str, float], str]:
     """Return where each report stands in training and the unit: from its header, its name, or its order."""
     for unit in ("epoch", "step"):
         found = {label: getattr(report.header, unit) for label, report in content.reports.items()}
@@ -31,7 +31,7 @@ def places_of(content: Content) -> tuple[dict[str, float], str]:
     return {label: float(position + 1) for position, label in enumerate(content.reports)}, "report"
 
 
-def signature(content: Content) -> Figure | None:
+def signature(content: PageContent) -> Figure | None:
     """Return the default measures in one figure, each against its first value."""
     places, unit = places_of(content)
     values = {}
@@ -42,8 +42,8 @@ def signature(content: Content) -> Figure | None:
     return relative_curves(values, unit, "curves", "Each measure against its first value")
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of curves where there are three reports or more."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of curves where there are three reports or more."""
     if len(content.reports) < 3:
         return None
     places, unit = places_of(content)
@@ -67,6 +67,8 @@ def _has_stability_line(name: str) -> bool:
     return name in MEASURES and MEASURES[name].stability_line
 
 
-def _header_points(content: Content, places: Mapping[str, float], key: str) -> list[tuple[float, str, float, float]]:
+def _header_points(
+    content: PageContent, places: Mapping[str, float], key: str
+) -> list[tuple[float, str, float, float]]:
     found = {label: getattr(report.header, key) for label, report in content.reports.items()}
     return sorted((places[label], label, float(value), 0.0) for label, value in found.items() if value is not None)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spiritlevel.page import cells
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import layer_shares
-from spiritlevel.page.parts import Cell, Figure, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, Figure, PageTable, Part, Section, TableRow, Words
 
 INVARIANT = ("normalized_sharpness", "rho_sum", "rho", "fisher_rao_diagonal")
 TRACE = "hessian_trace"
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of layers, one table a network."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of layers, one table a network."""
     parts: list[Part] = []
     for position, (label, report) in enumerate(content.shown.items()):
         if not report.per_layer:
@@ -24,11 +24,11 @@ def section(content: Content) -> Section | None:
         layers = list(dict.fromkeys(layer for values in report.per_layer.values() for layer in values))
         quantities = list(report.per_layer)
         rows = [
-            Row([Cell(layer), *(cells.value(report.per_layer[quantity].get(layer)) for quantity in quantities)])
+            TableRow([Cell(layer), *(cells.value(report.per_layer[quantity].get(layer)) for quantity in quantities)])
             for layer in layers
         ]
         parts.append(
-            Table(
+            PageTable(
                 f"layers-{position + 1}",
                 ["layer", *(content.title(quantity) for quantity in quantities)],
                 rows,
@@ -45,7 +45,7 @@ def section(content: Content) -> Section | None:
     return Section("layers", "Layers", f"{count} layers", parts)
 
 
-def shares_figure(content: Content, label: str, name: str = "layer_shares") -> Figure | None:
+def shares_figure(content: PageContent, label: str, name: str = "layer_shares") -> Figure | None:
     """Return the figure of the layers' share of the trace beside an invariant share."""
     report = content.reports[label]
     invariant = next((quantity for quantity in INVARIANT if quantity in report.per_layer), None)
@@ -63,7 +63,7 @@ def shares_figure(content: Content, label: str, name: str = "layer_shares") -> F
     return replace(drawn, title=f"{drawn.title}: {label}")
 
 
-def quantity_words(content: Content, quantity: str) -> str:
+def quantity_words(content: PageContent, quantity: str) -> str:
     """Return a layer quantity in words, with what rescaling does to it."""
     title = content.title(quantity)
     if quantity == TRACE:

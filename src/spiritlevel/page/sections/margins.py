@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import skew
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.distributions import distribution
-from spiritlevel.page.parts import Cell, Part, Row, Section, Table
+from spiritlevel.page.parts import Cell, PageTable, Part, Section, TableRow
 from spiritlevel.results.numerals import MISSING, plain
 
 QUANTITIES = ("output_margin", "softmax_margin")
 POINTS = {"least": 0.0, "first quartile": 0.25, "median": 0.5, "third quartile": 0.75, "largest": 1.0}
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of the margins that were measured per sample."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of the margins that were measured per sample."""
     parts: list[Part] = []
     summary = ""
     for quantity in QUANTITIES:
@@ -40,7 +40,7 @@ def section(content: Content) -> Section | None:
             quantiles = np.quantile(values, list(POINTS.values()))
             skewness = float(skew(values)) if np.ptp(values) > 0 else None
             rows.append(
-                Row(
+                TableRow(
                     [
                         Cell(label),
                         Cell(f"{len(values):,}", value=len(values)),
@@ -51,7 +51,7 @@ def section(content: Content) -> Section | None:
                 )
             )
         parts.append(
-            Table(
+            PageTable(
                 f"{quantity}-quartiles",
                 ["network", "samples", *POINTS, "skewness", "not above zero"],
                 rows,

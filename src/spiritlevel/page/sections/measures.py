@@ -7,16 +7,16 @@ from dataclasses import replace
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
-from spiritlevel.page.content import Content
-from spiritlevel.page.parts import Cell, Explanation, Part, Row, Section, Table
+from spiritlevel.page.content import PageContent
+from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow
 from spiritlevel.results.numerals import MISSING
 from spiritlevel.values.symmetries import SYMMETRIES
 
 SHARPER = {"larger": "larger is sharper", "smaller": "smaller is sharper", "": ""}
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of all measures of all networks."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of all measures of all networks."""
     if not content.measures:
         return None
     whole, content = content, replace(content, reports=content.shown)
@@ -27,7 +27,7 @@ def section(content: Content) -> Section | None:
         columns += ["flatter", "does the ordering hold?"]
     rows = [_row(content, name, over_samples) for name in content.measures]
     count = len(rows)
-    table = Table(
+    table = PageTable(
         "all-measures",
         columns,
         rows,
@@ -44,28 +44,30 @@ def section(content: Content) -> Section | None:
     return Section("measures", "All measures", summary, parts)
 
 
-def _by_network(content: Content) -> Table:
+def _by_network(content: PageContent) -> PageTable:
     """Return all networks as rows, where they are too many for columns."""
     columns = ["weights", "loss", *(content.title(name) for name in content.measures)]
     rows = [
-        Row([Cell(label), cells.number(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)])
+        TableRow(
+            [Cell(label), cells.number_cell(report.loss, 4), *(cells.value(report.get(n)) for n in content.measures)]
+        )
         for label, report in content.reports.items()
     ]
-    return Table("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
+    return PageTable("networks", columns, rows, caption="All networks", tools=True, numeric=range(1, len(columns)))
 
 
-def _value_columns(content: Content) -> list[str]:
+def _value_columns(content: PageContent) -> list[str]:
     return list(content.reports) if content.several else ["value"]
 
 
-def _ratio_columns(content: Content) -> list[str]:
+def _ratio_columns(content: PageContent) -> list[str]:
     if content.comparison is None:
         return []
     first, *others = content.reports
     return [f"{content.letters[other]} ÷ {content.letters[first]} (95%)" for other in others]
 
 
-def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
+def _compared(content: PageContent, name: str) -> tuple[list[Cell], list[Cell]]:
     """Return the ratios, and who is flatter with whether that holds."""
     if content.comparison is None:
         return [], []
@@ -82,7 +84,7 @@ def _compared(content: Content, name: str) -> tuple[list[Cell], list[Cell]]:
     return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
 
 
-def _row(content: Content, name: str, over_samples: bool) -> Row:
+def _row(content: PageContent, name: str, over_samples: bool) -> TableRow:
     estimates = [report.get(name) for report in content.reports.values()]
     title = content.title(name)
     held = next((e for e in estimates if e is not None), None)
@@ -95,10 +97,10 @@ def _row(content: Content, name: str, over_samples: bool) -> Row:
         cells.shared_how(estimates),
         *ordering,
     ]
-    return Row(row, more=explanations(content, name), below=_layers(content, name, over_samples))
+    return TableRow(row, more=explanations(content, name), below=_layers(content, name, over_samples))
 
 
-def explanations(content: Content, name: str) -> list[Explanation]:
+def explanations(content: PageContent, name: str) -> list[Explanation]:
     """Return what is known of a measure: meaning, formula, source, what changes it, its settings."""
     own = MEASURES.get(name)
     found = []
@@ -138,7 +140,7 @@ def declared_words(own: Measure) -> str:
     return "; ".join(parts) or "nothing about rescaling"
 
 
-def _layers(content: Content, name: str, over_samples: bool) -> list[list[Cell]]:
+def _layers(content: PageContent, name: str, over_samples: bool) -> list[list[Cell]]:
     own = MEASURES.get(name)
     quantities = own.layer_quantities if own is not None else (name,)
     rows = []

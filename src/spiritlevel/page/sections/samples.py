@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
-from spiritlevel.page.parts import Cell, Part, Row, Rows, Section, Table, Words
-from spiritlevel.page.points import choose, short
+from spiritlevel.page.parts import Cell, PageTable, Part, Rows, Section, TableRow, Words
+from spiritlevel.page.points import choose_points, short
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain
 
@@ -20,8 +20,8 @@ MOST_NETWORKS = 4
 LISTED = 12
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of samples, for the networks that have a trace for each of them."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of samples, for the networks that have a trace for each of them."""
     parts: list[Part] = []
     drawn = 0
     shown = list(content.shown)[:MOST_NETWORKS]
@@ -45,12 +45,12 @@ def section(content: Content) -> Section | None:
     return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
 
 
-def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
+def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
     kept = counted(report, samples)
     samples = {name: values[kept] for name, values in samples.items()}
     right = right_of(report)
     right = None if right is None else right[kept]
-    choice = choose(samples, right)
+    choice = choose_points(samples, right)
     points: list[dict[str, Any]] = []
     for index in choice.index:
         group = ALL if right is None else RIGHT if right[index] else WRONG
@@ -68,7 +68,7 @@ def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float
     ]
     order = np.argsort(-np.where(np.isfinite(samples[Y]), samples[Y], -np.inf), kind="stable")[:LISTED]
     rows = [
-        Row(
+        TableRow(
             [
                 Cell(f"{int(kept[i])}", value=int(kept[i])),
                 *(Cell(plain(float(v[i]), 4), value=float(v[i])) for v in samples.values()),
@@ -77,7 +77,7 @@ def _parts(content: Content, report: Report, samples: dict[str, NDArray[np.float
         )
         for i in order
     ]
-    listed = Table(
+    listed = PageTable(
         f"largest-traces{suffix.replace('_', '-')}",
         ["sample", *(titles[name] for name in samples), "classified"],
         rows,

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from spiritlevel.page.content import Content
-from spiritlevel.page.parts import Cell, Command, Part, Row, Section, Table, Words
+from spiritlevel.page.content import PageContent
+from spiritlevel.page.parts import Cell, CommandLines, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
 
@@ -18,36 +18,36 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def section(content: Content) -> Section | None:
-    """Return the last fold: the command and the settings."""
+def section(content: PageContent) -> Section | None:
+    """Return the last section: the command and the settings."""
     parts: list[Part] = []
     command = command_of(content)
     if command:
-        parts.append(Command(command))
+        parts.append(CommandLines(command))
     headers = headers_of(content)
     if headers and not command:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
     if headers:
         rows = [
-            Row([Cell(key.replace("_", " ")), *(Cell(_text(getattr(header, key))) for header in headers.values())])
+            TableRow([Cell(key.replace("_", " ")), *(Cell(_text(getattr(header, key))) for header in headers.values())])
             for key in _SHOWN
             if any(getattr(header, key) not in (None, "", (), {}) for header in headers.values())
         ]
         heads = list(headers) if len(headers) > 1 else ["value"]
-        parts.append(Table("settings-table", ["setting", *heads], rows))
+        parts.append(PageTable("settings-table", ["setting", *heads], rows))
     if not parts:
         return None
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
 
 
-def headers_of(content: Content) -> dict[str, Header]:
+def headers_of(content: PageContent) -> dict[str, Header]:
     """Return what each network was measured on and how, by label."""
     if content.reports:
         return {label: report.header for label, report in content.shown.items()}
     return {label: spectrum.header for label, spectrum in content.spectra.items()}
 
 
-def command_of(content: Content) -> str:
+def command_of(content: PageContent) -> str:
     """Return the command that measures the same again, where the reports came from the command line."""
     headers = list(headers_of(content).values())
     request = headers[0].request if headers else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from spiritlevel.page import cells
-from spiritlevel.page.content import Content
+from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density, stems
-from spiritlevel.page.parts import Cell, Part, Row, Section, Table, Words
+from spiritlevel.page.parts import Cell, PageTable, Part, Section, TableRow, Words
 
 
-def section(content: Content) -> Section | None:
-    """Return the fold of the spectra."""
+def section(content: PageContent) -> Section | None:
+    """Return the section of the spectra."""
     parts: list[Part] = []
     for position, (label, spectrum) in enumerate(content.spectra.items()):
         suffix = "" if position == 0 else f"_{position + 1}"
@@ -19,8 +19,10 @@ def section(content: Content) -> Section | None:
             parts.append(density(spectrum, content.learning_rate, f"density{suffix}"))
         parts.append(stems(spectrum, content.learning_rate, f"ritz_values{suffix}"))
         report = spectrum.report()
-        rows = [Row([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()]
+        rows = [
+            TableRow([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()
+        ]
         parts.append(
-            Table(f"spectrum-numbers{suffix.replace('_', '-')}", ["quantity", "value", "how"], rows, numeric=[1])
+            PageTable(f"spectrum-numbers{suffix.replace('_', '-')}", ["quantity", "value", "how"], rows, numeric=[1])
         )
     return Section("spectrum", "Spectrum", "eigenvalues with certificates", parts) if parts else None

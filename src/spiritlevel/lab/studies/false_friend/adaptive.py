@@ -9,9 +9,9 @@ from torch import nn
 
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, held_out_data, network, sample_indices, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, held_out_data, network, points_of, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import averaging, crop_and_flip, evaluate, train
 
@@ -29,7 +29,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, dic
         if (row.epoch + 1) % settings["curve"] == 0:
             curve["epoch"].append(row.epoch + 1)
             curve["error"].append(1 - evaluate(model, test).accuracy)
-            curve["norm"].append(weight_norm(model))
+            curve["norm"].append(norm_of_weights(model))
             model.train()
 
     record = train(
@@ -55,12 +55,12 @@ def _measure(settings: Settings, trained: tuple[nn.Module, dict[str, list[float]
     model, curve = trained
     data = training_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, held_out_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     row: dict[str, Any] = {
         "train_accuracy": on_train.accuracy,
         "train_loss": on_train.loss,
         "test_accuracy": on_test.accuracy,
-        "weight_norm": weight_norm(model),
+        "weight_norm": norm_of_weights(model),
     }
     for mode in ("train", "eval"):
         found = spectrum_row(model, points, mode=mode, quick=settings.get("quick", False))

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    crossed,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
 
@@ -38,17 +30,10 @@ def _grid(size: str) -> list[Settings]:
     return with_common(runs, optimizer="sgd", lr=0.1, momentum=0.9, batch_size=128, schedule="linear", **common)
 
 
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [network(settings, data, place) for settings in group]
-    trained_together(group, models, data)
-    return models
-
-
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
-    row: dict[str, Any] = {"train_loss": evaluate(model, data).loss, "weight_norm": weight_norm(model)}
+    points = points_of(data, settings["points"], settings["seed"])
+    row: dict[str, Any] = {"train_loss": evaluate(model, data).loss, "weight_norm": norm_of_weights(model)}
     for mode in ("train", "eval"):
         row.update({f"{name}_{mode}": value for name, value in spectrum_row(model, points, mode=mode).items()})
     return Outcome([row])
@@ -104,7 +89,7 @@ STUDY = Study(
     title="BatchNorm in training and in evaluation mode: two Hessians",
     paper="Granziol 2021",
     grid=_grid,
-    train=_train,
+    train=train_stack,
     measure=_measure,
     analyse=_analyse,
     claims=(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +9,9 @@ from torch import nn
 
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.false_friend.weight_decay import GAMMAS, PAPER, WORDS, draw, validation_data
-from spiritlevel.lab.studies.material import (
-    crossed,
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
 
@@ -49,17 +40,10 @@ def _grid(size: str) -> list[Settings]:
     )  # fmt: skip
 
 
-def _train(group: Sequence[Settings], place: Place) -> list[nn.Module]:
-    data = training_data(group[0], place)
-    models = [network(settings, data, place) for settings in group]
-    trained_together(group, models, data)
-    return models
-
-
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     points = replace(points, x=points.x.to(place.device), y=points.y.to(place.device))
     row = {
         "train_accuracy": on_train.accuracy,
@@ -67,7 +51,7 @@ def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
         "validation_accuracy": on_validation.accuracy,
         "test_accuracy": evaluate(model, held_out_data(settings, place)).accuracy,
         "gap": on_train.accuracy - on_validation.accuracy,
-        "weight_norm": weight_norm(model),
+        "weight_norm": norm_of_weights(model),
         **spectrum_row(model, points, batch_size=BATCH),
     }
     return Outcome([row])
@@ -111,7 +95,7 @@ STUDY = Study(
     title="Weight decay and sharpness: softmax regression on MNIST",
     paper=PAPER,
     grid=_grid,
-    train=_train,
+    train=train_stack,
     measure=_measure,
     analyse=_analyse,
     claims=(

@@ -17,7 +17,7 @@ from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, trained_alone, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import top_eigenvalue
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -43,7 +43,7 @@ def _grid(size: str) -> list[Settings]:
 def _train(group: Sequence[Settings], place: Place) -> list[list[tuple[int, float, nn.Module, LabelledData]]]:
     (settings,) = group
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     kept: list[tuple[int, float, nn.Module, LabelledData]] = []
     every = max(1, settings["epochs"] // settings["looks"])
 
@@ -151,10 +151,7 @@ STUDY = Study(
     name="false-friend-stability",
     title="λ₁ against 2/α and the bound for SGD",
     paper="Granziol 2021",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=_train, measure=_measure, analyse=_analyse,
     claims=(
         Claim("over-reached", "With weight decay λ₁ exceeds the bound 2/α₀ of gradient descent", "section 4, note",
               "above 20 for ResNets at α₀ = 0.1", (Within("end_over_bound_momentum_decay", 1.0),),

@@ -13,7 +13,7 @@ from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.material import crossed, trained_alone, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, spearman
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
 
@@ -55,7 +55,7 @@ def _measure(settings: Settings, kept: Any, place: Place) -> Outcome:
                 "step": step,
                 "loss": found.loss,
                 "accuracy": found.accuracy,
-                "weight_norm": weight_norm(model),
+                "weight_norm": norm_of_weights(model),
                 **spectrum,
             }
         )
@@ -93,10 +93,7 @@ STUDY = Study(
     name="false-friend-theorem1",
     title="Theorem 1 in practice: curvature while the loss goes to zero",
     paper="Granziol 2021",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=_train, measure=_measure, analyse=_analyse,
     claims=(
         Claim("vanishes", "As the loss goes to zero the largest eigenvalue goes to zero", "theorem 1, (10)-(12)",
               "0 as L → 0", (Within("top_eigenvalue_left", -1.0, 0.1),),

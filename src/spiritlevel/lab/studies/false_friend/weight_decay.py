@@ -15,15 +15,15 @@ from spiritlevel.lab.studies.material import (
     crossed,
     held_out_data,
     network,
+    points_of,
     run_images,
-    sample_indices,
     trained_together,
     training_data,
     training_options,
     with_common,
 )
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import spectrum_row, weight_norm
+from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import crop_and_flip, evaluate, train
 
@@ -58,7 +58,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, lis
     def look(row: Any, model: nn.Module) -> None:
         if settings.get("curve") and (row.epoch + 1) % settings["curve"] == 0:
             error = 1 - evaluate(model, validation).accuracy
-            curves[0].append({"epoch": row.epoch + 1, "error": error, "norm": weight_norm(model)})
+            curves[0].append({"epoch": row.epoch + 1, "error": error, "norm": norm_of_weights(model)})
             model.train()
 
     augment = crop_and_flip if settings.get("augment") else None
@@ -71,14 +71,14 @@ def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]
     data = training_data(settings, place)
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
     on_test = evaluate(model, held_out_data(settings, place))
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     row = {
         "train_accuracy": on_train.accuracy,
         "train_loss": on_train.loss,
         "validation_accuracy": on_validation.accuracy,
         "test_accuracy": on_test.accuracy,
         "gap": on_train.accuracy - on_validation.accuracy,
-        "weight_norm": weight_norm(model),
+        "weight_norm": norm_of_weights(model),
         **spectrum_row(model, points, mode=settings.get("mode", "eval"), quick=settings.get("quick", False)),
     }
     columns = {key: [step[key] for step in curve] for key in ("epoch", "error", "norm")} if curve else {}
@@ -156,14 +156,7 @@ def _claims(place: str, eigenvalues: str, accuracies: str) -> tuple[Claim, ...]:
     )
 
 
-def _study(
-    name: str,
-    title: str,
-    claims: tuple[Claim, ...],
-    sizes: dict[str, dict[str, Any]],
-    words: dict[str, str],
-    **more: Any,
-) -> Study:
+def _study(sizes: dict[str, dict[str, Any]], words: dict[str, str], **more: Any) -> Study:
     def grid(size: str) -> list[Settings]:
         own = dict(sizes[size])
         seeds = own.pop("seeds")
@@ -171,14 +164,11 @@ def _study(
         return with_common(runs, optimizer="sgd", momentum=0.9, batch_size=128, schedule="linear", **own)
 
     return Study(
-        name=name,
-        title=title,
         paper=PAPER,
         grid=grid,
         train=_train,
         measure=_measure,
         analyse=_analyse,
-        claims=claims,
         departures=lambda size: [
             words[size],
             "γ is PyTorch's weight decay, γ/2 ‖w‖²; the Hessian is that of the unregularised loss over the stated "
@@ -200,9 +190,6 @@ _SMALL = {"data": "mnist", "images": 10000, "validation": 5000, "points": 3000, 
 def _mlp(name: str, widths: list[int], words: str) -> Study:
     net = {"net": "mlp_9960", "args": {"widths": widths}}
     return _study(
-        name,
-        f"Weight decay and sharpness: MLP 784-{'-'.join(map(str, widths))}-10 on MNIST",
-        _claims("section 4, figure 2", "figure only, rising", "94.4, 96.46, 96.7 %"),
         {
             "smoke": {**_DIGITS, **net},
             "small": {**_SMALL, **net, "epochs": 50, "lr": 0.03},
@@ -215,6 +202,9 @@ def _mlp(name: str, widths: list[int], words: str) -> Study:
             "medium": f"{words}; five seeds",
             "paper": words,
         },
+        name=name,
+        title=f"Weight decay and sharpness: MLP 784-{'-'.join(map(str, widths))}-10 on MNIST",
+        claims=_claims("section 4, figure 2", "figure only, rising", "94.4, 96.46, 96.7 %"),
     )
 
 
@@ -248,9 +238,6 @@ def _convolutional(
         "wrn28_10": {"args": {"depth": 10, "width": 1}, "images": 4},
     }[net]
     return _study(
-        f"false-friend-l2-{net.replace('_', '-')}",
-        f"Weight decay and sharpness: {title} on CIFAR-100",
-        _claims(place, eigenvalues, accuracies),
         {
             "smoke": {**common, "data": "digits", "test_images": 4, "epochs": 1, "points": 2, "seeds": 1, "quick": True,
                       "curve": 1, **tiny},
@@ -266,6 +253,9 @@ def _convolutional(
             "training mode, dropout off; accuracy on the first 4,000 test images" + start,
             "paper": "none in size",
         },
+        name=f"false-friend-l2-{net.replace('_', '-')}",
+        title=f"Weight decay and sharpness: {title} on CIFAR-100",
+        claims=_claims(place, eigenvalues, accuracies),
         **more,
     )  # fmt: skip
 

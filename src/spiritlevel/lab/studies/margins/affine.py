@@ -12,7 +12,7 @@ from spiritlevel.analyses.measuring import per_sample
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, network, sample_indices, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, network, points_of, training_data, with_common
 from spiritlevel.lab.studies.noisy_trace import affine_draw, stopped_traces
 from spiritlevel.lab.studies.quantities import Quantity, all_of, exact, over_seeds, pearson, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table, trained_by_nothing
@@ -105,7 +105,7 @@ def _fig2_grid(size: str) -> list[Settings]:
 def _fig2(settings: Settings, trained: Any, place: Place) -> Outcome:
     """Compare the closed form with exact traces and with traces as PyHessian's stopping rule leaves them."""
     data = training_data(settings, place)
-    data = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    data = points_of(data, settings["points"], settings["seed"])
     model = network(settings, data, Place()).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -148,7 +148,7 @@ def _draw_fig2(table: Table) -> Any:
     figure, axes = drawing.panels(2)
     columns = table.where(scale=1.0, seed=0).runs[0].columns
     for axis, name, title in ((axes[0], "trace", "exact trace"), (axes[1], "stopped", "PyHessian's stopping rule")):
-        drawing.scatter(axis, {"": (columns["aceht"], columns[name])})
+        drawing.dots(axis, {"": (columns["aceht"], columns[name])})
         r = pearson(columns["aceht"], columns[name])
         drawing.label(axis, "ACEHT", "Hessian trace of a sample", f"{title}: r = {r:.4f}")
     return figure

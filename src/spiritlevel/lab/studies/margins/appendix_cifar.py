@@ -18,14 +18,7 @@ from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.margins.over_training import PAPER, correlations
-from spiritlevel.lab.studies.material import (
-    crossed,
-    network,
-    sample_indices,
-    training_data,
-    training_options,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, network, points_of, training_data, training_options, with_common
 from spiritlevel.lab.studies.quantities import Quantity, exact, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.studies.transformed import r_over_seeds, share_over_seeds
@@ -46,7 +39,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[list[tuple[int, nn.M
     """Train one network and keep copies of it along the way, the first before any step."""
     (settings,) = group
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     model, when = network(settings, data, place), look_steps(settings["steps"])
     kept: list[tuple[int, nn.Module, LabelledData]] = []
 
@@ -188,7 +181,7 @@ def _draw(table: Table) -> Any:
     last = max(int(name.partition("@")[2]) for name in own.columns)
     right = np.array(own.columns[f"correct@{last}"]) > 0
     x, y = np.array(own.columns[f"aceht@{last}"]), np.array(own.columns[f"hessian_trace@{last}"])
-    drawing.scatter(axes[3], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
+    drawing.dots(axes[3], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
     drawing.label(axes[3], "ACEHT", "Hessian trace of a sample", f"step {last}")
     return figure
 

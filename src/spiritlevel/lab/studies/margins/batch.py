@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,7 @@ from spiritlevel.analyses.measuring import measure, per_sample
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    crossed,
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import crossed, held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, pearson, ratio_over_seeds, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.training import evaluate
@@ -51,19 +42,12 @@ def _together(settings: Settings) -> str:
     return settings["arm"]
 
 
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [network(settings, data, place) for settings in group]
-    trained_together(group, models, data)
-    return models
-
-
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, test)
     report = measure(Problem(model, data.tensors), measures=["hessian_trace", "margin_skewness", "output_margin"])
     margins = report.per_sample["output_margin"].numpy()
-    points = data.subset(sample_indices(len(data), POINTS, 0))
+    points = points_of(data, POINTS, 0)
     found = per_sample(Problem(model, points.tensors), ["hessian_trace", "output_margin"])
     trace, margin = found["hessian_trace"].numpy(), found["output_margin"].numpy()
     row = {
@@ -116,7 +100,7 @@ def _analyse(table: Table) -> dict[str, Quantity]:
 def _draw(table: Table) -> Any:
     figure, axes = drawing.panels(2)
     runs = {run.settings["arm"]: run.columns for run in table.where(seed=0).runs if run.settings["arm"] != "longer"}
-    drawing.scatter(axes[0], {arm: (found["margin"], found["trace"]) for arm, found in runs.items()})
+    drawing.dots(axes[0], {arm: (found["margin"], found["trace"]) for arm, found in runs.items()})
     axes[0].set_yscale("log")
     drawing.label(axes[0], "output margin", "Hessian trace of a sample")
     for colour, (arm, found) in zip(drawing.COLOURS, runs.items()):
@@ -148,7 +132,7 @@ STUDY = Study(
     title="Small and large batches: flatness and margins",
     paper="Lengyel et al. 2021",
     grid=_grid,
-    train=_train,
+    train=train_stack,
     measure=_measure,
     analyse=_analyse,
     claims=(

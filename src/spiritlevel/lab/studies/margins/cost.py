@@ -9,7 +9,7 @@ from typing import Any
 from spiritlevel.analyses.measuring import per_sample
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, network, sample_indices, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, network, points_of, training_data, with_common
 from spiritlevel.lab.studies.noisy_trace import stopped_traces, trained_draw
 from spiritlevel.lab.studies.quantities import Quantity, ratio_over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table, trained_by_nothing
@@ -34,7 +34,7 @@ def _seconds(work: Callable[[], Any], repeats: int) -> float:
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
     """Time margins, exact traces and sampled traces for each sample on its own, per sample."""
     data = training_data(settings, place)
-    data = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    data = points_of(data, settings["points"], settings["seed"])
     model = network(settings, data, Place())
     few = settings["sampled"]
 

@@ -15,7 +15,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, trained_alone, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of, over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 
@@ -42,7 +42,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[nn.Module]:
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
-    data = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    data = points_of(data, settings["points"], settings["seed"])
     problem = open_problem(Problem(model, data.tensors))
     found = top_eigenpairs(
         HessianOperator(problem).matvec,

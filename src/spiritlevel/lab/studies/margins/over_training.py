@@ -14,7 +14,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, trained_alone, training_data, with_common
 from spiritlevel.lab.studies.noisy_trace import stopped_traces, trained_draw
 from spiritlevel.lab.studies.quantities import Quantity, exact, over_seeds, pearson, spearman, without_outliers
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
@@ -75,7 +75,7 @@ def _train(group: Sequence[Settings], place: Place) -> list[list[tuple[int, nn.M
 
     (settings,) = group
     data = training_data(settings, place)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     when = snapshot_steps(settings["steps"])
     kept: list[tuple[int, nn.Module, LabelledData]] = []
 
@@ -222,7 +222,7 @@ def _draw(table: Table) -> Any:
     last = max(int(name.partition("@")[2]) for name in own.columns)
     right = np.array(own.columns[f"correct@{last}"]) > 0
     x, y = np.array(own.columns[f"aceht@{last}"]), np.array(own.columns[f"hessian_trace@{last}"])
-    drawing.scatter(axes[2], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
+    drawing.dots(axes[2], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
     drawing.label(axes[2], "ACEHT", "Hessian trace of a sample", f"step {last}")
     return figure
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.symmetries import scale_output
 from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.engine.problem import Problem
-from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of, over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -29,13 +26,6 @@ def _grid(size: str) -> list[Settings]:
     if size == "smoke":
         common = {"data": "digits", "net": "digits_mlp", "images": 200, "steps": 200, "alphas": [1.0, 4.0, 1024.0]}
     return with_common(crossed(seed=range(seeds)), optimizer="sgd", lr=0.05, momentum=0.9, batch_size=100, **common)
-
-
-def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, LabelledData]]:
-    (settings,) = group
-    data = training_data(settings, place)
-    model, _ = trained_alone(settings, data, place)
-    return [(model, data)]
 
 
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
@@ -110,7 +100,7 @@ STUDY = Study(
     title="T_α: scaling the last layer drives the Hessian to zero",
     paper="Lengyel et al. 2021",
     grid=_grid,
-    train=_train,
+    train=train_one,
     measure=_measure,
     analyse=_analyse,
     claims=(

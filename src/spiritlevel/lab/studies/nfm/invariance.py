@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +10,9 @@ from torch import nn
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.symmetries import rescale_layers, rescale_neurons, scale_output
 from spiritlevel.engine.problem import Problem
-from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -34,17 +32,10 @@ def _grid(size: str) -> list[Settings]:
     return with_common(crossed(seed=range(seeds)), optimizer="adam", lr=1e-3, batch_size=128, **common)
 
 
-def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, LabelledData]]:
-    (settings,) = group
-    data = training_data(settings, place)
-    model, _ = trained_alone(settings, data, place)
-    return [(model, data)]
-
-
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
     model, data = trained
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     x, y = points.x.double(), points.y
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     copies = {
@@ -105,7 +96,7 @@ STUDY = Study(
     title="Which sharpness survives which rescaling",
     paper="Tsuzuku et al. 2019",
     grid=_grid,
-    train=_train,
+    train=train_one,
     measure=_measure,
     analyse=_analyse,
     claims=(

@@ -19,7 +19,7 @@ from spiritlevel.lab.studies.material import (
     crossed,
     held_out_data,
     network,
-    sample_indices,
+    points_of,
     trained_together,
     training_data,
     training_options,
@@ -70,7 +70,7 @@ def _measure(settings: Settings, trained: tuple[nn.Module, LabelledData], place:
     model, data = trained
     test = evaluate(model, held_out_data(settings, place))
     whole = evaluate(model, data)
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"])).tensors
+    points = points_of(data, settings["points"], settings["seed"]).tensors
     plain = Problem(model, points)
     report = measure(plain, measures=[*PLAIN, "normalized_sharpness"])
     standardised = Problem(model, points, "normalized_cross_entropy")

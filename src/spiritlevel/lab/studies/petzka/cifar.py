@@ -9,17 +9,9 @@ import numpy as np
 from torch import nn
 
 from spiritlevel.analyses.symmetries import rescale_layers
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.petzka.reparameterised import collapse, draw_collapse, relative_changes
 from spiritlevel.lab.studies.quantities import Quantity, all_of, correlation, correlation_gain, exact, kendall, spearman
@@ -66,13 +58,7 @@ def _grid(size: str) -> list[Settings]:
 
 
 def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data, stop=LossTarget(group[0]["target"]))
-    return models
+    return train_stack(group, place, stop=LossTarget(group[0]["target"]))
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
@@ -87,7 +73,7 @@ def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     }
     if not np.isfinite(on_train.loss) or on_train.accuracy < 0.2:
         return Outcome([{**common, "copy": "failed"}])
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     rows: list[Row] = [{**common, "copy": "itself", "factor": 1.0, **flatness_row(model, points)}]
     if len(linear) > 1:
@@ -146,7 +132,7 @@ def _draw(table: Table) -> Any:
     itself = table.where(copy="itself")
     for axis, name in zip(axes, ("kappa_tau_last", "kappa_last", "hessian_trace")):
         groups = {f"batch {size}": (part.column(name), part.column("gap")) for size, part in itself.by("batch_size")}
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         r = correlation(itself.column(name), itself.column("gap")).value
         drawing.label(axis, name.replace("_", " "), "test loss − training loss", f"r = {r:.2f}")
     return figure

@@ -16,17 +16,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import FAST, flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, pearson, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -59,20 +51,10 @@ def _grid(size: str) -> list[Settings]:
     return with_common(runs, optimizer="sgd", initialisation="xavier_normal", **common)
 
 
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data)
-    return models
-
-
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
     on_train, on_test = evaluate(model, data), evaluate(model, test)
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     row = {
         "train_loss": on_train.loss,
         "test_loss": on_test.loss,
@@ -159,7 +141,7 @@ def _draw(table: Table) -> Any:
     names = [*(f"kappa_tau@{layer}" for layer in HIDDEN), "kappa_tau_sum"]
     for axis, name in zip(axes, names):
         groups = {str(size): (part.column(name), part.column("gap")) for size, part in own.by("batch_size")}
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         r = pearson(own.column(name), own.column("gap"))
         drawing.label(axis, name.replace("_", " "), "test loss − training loss", f"r = {r:.2f}")
     return figure
@@ -180,10 +162,7 @@ STUDY = Study(
     name="petzka-mnist",
     title="Flatness per layer, per neuron and over the network: MLPs on MNIST",
     paper="Petzka et al. 2019",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=train_stack, measure=_measure, analyse=_analyse,
     claims=(
         Claim("gaps", "The generalisation errors lie between 0.048 and 0.107", "appendix C, figure 3",
               "0.048 to 0.107", (Within("gap_bulk", *GAPS, minimum=20),), otherwise=_WHY),

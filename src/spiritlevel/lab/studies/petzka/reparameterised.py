@@ -10,17 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from spiritlevel.analyses.symmetries import rescale_layers, rescale_neurons
-from spiritlevel.lab.nets import initialise
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import (
-    held_out_data,
-    network,
-    sample_indices,
-    trained_together,
-    training_data,
-    with_common,
-)
+from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, correlation, pearson
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
@@ -46,16 +38,6 @@ def _grid(size: str) -> list[Settings]:
     return with_common(runs, optimizer="sgd", momentum=0.9, initialisation="xavier_normal", **common)
 
 
-def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
-    data = training_data(group[0], place)
-    models = [
-        initialise(network(settings, data, Place()), settings["initialisation"], settings["seed"]).to(place.device)
-        for settings in group
-    ]
-    trained_together(group, models, data)
-    return models
-
-
 def copies_of(model: nn.Module, example: Any, seed: int) -> dict[str, tuple[nn.Module, float]]:
     """Return the network, a copy with its last hidden layer divided by a random factor in [5, 25], and one per "
     "neuron."""
@@ -71,7 +53,7 @@ def copies_of(model: nn.Module, example: Any, seed: int) -> dict[str, tuple[nn.M
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], 0))
+    points = points_of(data, settings["points"], 0)
     points = type(points)(points.x.double(), points.y, points.name, points.split, points.classes)
     gap = evaluate(model, test).loss - evaluate(model, data).loss
     rows: list[Row] = []
@@ -126,7 +108,7 @@ def draw_collapse(table: Table) -> Any:
             copy: (table.where(copy=copy).column(name), table.where(copy=copy).column("gap"))
             for copy in ("itself", "layers")
         }
-        drawing.scatter(axis, groups)
+        drawing.dots(axis, groups)
         axis.set_xscale("log")
         drawing.label(axis, name.replace("_", " "), "generalisation error")
     return figure
@@ -136,10 +118,7 @@ STUDY = Study(
     name="petzka-reparam",
     title="Reparameterised copies of MNIST networks",
     paper="Petzka et al. 2019",
-    grid=_grid,
-    train=_train,
-    measure=_measure,
-    analyse=_analyse,
+    grid=_grid, train=train_stack, measure=_measure, analyse=_analyse,
     claims=(
         Claim("layers-kept", "κ, κτ and ρ do not change when layers are rescaled", "theorem 2", "unchanged",
               (Within("kept_by_layers", 0.0, 1e-2, 4),),

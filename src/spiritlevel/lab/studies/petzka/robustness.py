@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.problem import Problem
-from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
+from spiritlevel.lab.studies.material import crossed, points_of, train_one, with_common
 from spiritlevel.lab.studies.quantities import Quantity, all_of, over_seeds
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 
@@ -33,13 +31,6 @@ def _grid(size: str) -> list[Settings]:
     )
 
 
-def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, LabelledData]]:
-    (settings,) = group
-    data = training_data(settings, place)
-    model, _ = trained_alone(settings, data, place)
-    return [(model, data)]
-
-
 def haar(size: int, generator: torch.Generator) -> Tensor:
     """Return an orthogonal matrix drawn uniformly."""
     q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
@@ -50,7 +41,7 @@ def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
     """Move the last layer's features by δAφ: at random, and along the worst A that a search finds."""
     model, data = trained
     model = model.cpu().double()
-    points = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
+    points = points_of(data, settings["points"], settings["seed"])
     x, y = points.x.double(), points.y
     body, head = model[:-1], model[-1]
     with torch.no_grad():
@@ -139,7 +130,7 @@ STUDY = Study(
     title="Feature robustness and flatness",
     paper="Petzka et al. 2019",
     grid=_grid,
-    train=_train,
+    train=train_one,
     measure=_measure,
     analyse=_analyse,
     claims=(

@@ -1,7 +1,7 @@
-"""The way back through a convolution of few channels, with rows of the images folded into channels.
+"""The way back through a convolution of few channels, with rows of the images as channels.
 
 Kernels for convolutions work on channels: with a handful of them most of the machine stands still.  A convolution whose
-rows are folded into its channels is one of more channels and a taller kernel.  On a processor's wide vectors two rows
+rows are taken as channels is one of more channels and a taller kernel.  On a processor's wide vectors two rows
 at a time do; a GPU takes all of them, which leaves a convolution along the other direction alone.
 """
 
@@ -18,8 +18,8 @@ MORE_ARITHMETIC = 3
 WORTHWHILE = 1.5
 
 
-def rows_to_fold(module: nn.Module, inputs: Tensor) -> int:
-    """Return how many rows of inputs (B, C, H, W) to fold into each channel on the way back; 1 for none."""
+def rows_as_channels(module: nn.Module, inputs: Tensor) -> int:
+    """Return how many rows of inputs (B, C, H, W) to take as channels of their own on the way back; 1 for none."""
     if type(module) is not nn.Conv2d or inputs.ndim != 4 or isinstance(module.padding, str):
         return 1
     reaches = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size)]
@@ -40,8 +40,8 @@ def _best_rows(channels: int, size: int, reach: int, height: int, lanes: int) ->
     """Return the rows for which the largest share of vectors of so many ``lanes`` does work that counts."""
 
     def useful(rows: int) -> float:
-        folded = channels * rows
-        return folded / (-(-folded // lanes) * lanes) * size / (reach + rows)
+        joint = channels * rows
+        return joint / (-(-joint // lanes) * lanes) * size / (reach + rows)
 
     best = max((rows for rows in range(1, height + 1) if height % rows == 0), key=useful)
     return best if useful(best) >= WORTHWHILE * useful(1) else 1

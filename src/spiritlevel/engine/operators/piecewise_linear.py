@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from spiritlevel.engine.operators.pooling_blocks import Window, choose, spread
+from spiritlevel.engine.operators.pooling_blocks import Window, gather_places, scatter_places
+from spiritlevel.inputs.process.fast_max_pool import MaxPoolCall
 from spiritlevel.inputs.torch_internals import aten
 from spiritlevel.inputs.torch_internals.tensors import version_of
 
@@ -24,7 +25,7 @@ _RELUS = (torch.relu, F.relu, Tensor.relu)
 _POOLINGS = (torch.max_pool2d, F.max_pool2d)
 
 
-class LinearPieces(TorchFunctionMode):
+class PiecewiseLinear(TorchFunctionMode):
     """While entered, ReLUs and max-poolings are recorded so that no zeros are made of their second derivatives."""
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class LinearPieces(TorchFunctionMode):
         if func in _RELUS:
             found = self._rectify(*args, **(kwargs or {}))
         elif func in _POOLINGS:
-            found = self._pool(*args, **(kwargs or {}))
+            found = self._pool(MaxPoolCall(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {})) if found is None else found
 
     # Inputs have torch's own name, by which they may be given.
@@ -51,19 +52,13 @@ class LinearPieces(TorchFunctionMode):
         self._made_by_relus[id(found)] = found, input, (version_of(found), version_of(input))
         return found
 
-    def _pool(
-        self,
-        input: Any,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> Tensor | None:
-        if return_indices or not _plain(input) or input.ndim != 4:
+    def _pool(self, call: MaxPoolCall) -> Tensor | None:
+        input, size = call.input, call.kernel_size
+        if call.return_indices or not _plain(input) or input.ndim != 4:
             return None
-        window = (_pair(kernel_size), _pair(stride or kernel_size), _pair(padding), _pair(dilation), ceil_mode)
+        sizes = (size, call.stride or size, call.padding, call.dilation)
+        kernel, stride, padding, dilation = map(_pair, sizes)
+        window = (kernel, stride, padding, dilation, call.ceil_mode)
         # The largest of rectified values is the largest value, rectified: derivatives then pass the ReLU where there
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
         made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))
@@ -123,11 +118,11 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         places, *gate = ctx.saved_tensors
-        put_back = _Spread.apply if torch.is_grad_enabled() else _spread
+        put_back = _Scattered.apply if torch.is_grad_enabled() else _scatter
         return put_back(gradient, places, gate[0].detach() if gate else None, ctx.size, ctx.window), None, None
 
 
-class _Spread(torch.autograd.Function):
+class _Scattered(torch.autograd.Function):
     """Gradients of pooled values, put where the values came from."""
 
     @staticmethod
@@ -135,15 +130,15 @@ class _Spread(torch.autograd.Function):
         ctx: Any, gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window
     ) -> Tensor:
         ctx.save_for_backward(places, *([] if gate is None else [gate]))
-        return _spread(gradient, places, gate, size, window)
+        return _scatter(gradient, places, gate, size, window)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, pushed: Tensor) -> tuple[Tensor, None, None, None, None]:
         places, *gate = ctx.saved_tensors
-        found = choose(pushed, places)
+        found = gather_places(pushed, places)
         return _gate(found, gate[0]) if gate else found, None, None, None, None
 
 
-def _spread(gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window) -> Tensor:
-    return spread(gradient if gate is None else _gate(gradient, gate), places, size, window)
+def _scatter(gradient: Tensor, places: Tensor, gate: Tensor | None, size: list[int], window: Window) -> Tensor:
+    return scatter_places(gradient if gate is None else _gate(gradient, gate), places, size, window)
