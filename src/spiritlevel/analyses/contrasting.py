@@ -111,7 +111,7 @@ def _recognised(
     values: list[np.ndarray], weights: np.ndarray, targets: tuple[float, float], settings: Mapping[str, Any]
 ) -> str | None:
     """Return the statistic of the samples that reproduces both reported values, so that the measure is resampled."""
-    order = [settings["statistic"]] if settings.get("statistic") in STATISTICS else []
+    order: list[str] = [settings["statistic"]] if settings.get("statistic") in STATISTICS else []
     for name in dict.fromkeys([*order, *STATISTICS]):
         for each, target in zip(values, targets):
             counted = (weights > 0) & ~np.isnan(each)

@@ -36,7 +36,12 @@ LAYER_TITLES = {
 Measures = str | Measure | Iterable[str | Measure]
 Settings = Mapping[str, Any]
 # Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
-_TOLD_IN_ROW = (SpiritlevelError, torch.OutOfMemoryError, np.linalg.LinAlgError, torch.linalg.LinAlgError)
+_TOLD_IN_ROW = (
+    SpiritlevelError,
+    torch.OutOfMemoryError,
+    np.linalg.LinAlgError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]  # documented, but torch's types do not export it
+)
 
 
 class MeasuringInterrupted(KeyboardInterrupt):

@@ -15,6 +15,7 @@ from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 Decision = Literal["invariant", "changes", "undecided", "not measured", "not found"]
 SYMMETRY_WORDS = {
@@ -61,7 +62,8 @@ class Verdict:
         """The trial that is shown: the usual strength where it decided, else the one that changed most."""
         decisive = [trial for trial in self.trials if trial.verdict == self.verdict]
         usual = [trial for trial in decisive if trial.strength in _USUAL]
-        return (usual or sorted(decisive, key=_size_of_change) or [None])[-1]  # type: ignore[list-item]
+        ranked = usual or sorted(decisive, key=_size_of_change)
+        return ranked[-1] if ranked else None
 
     @property
     def factor(self) -> float | None:
@@ -292,7 +294,7 @@ class Audit(Saved):
         return cls.from_record(read_record(path, "audit"), str(path))
 
 
-def _new_table(*columns: str) -> Any:
+def _new_table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 

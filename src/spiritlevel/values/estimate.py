@@ -48,13 +48,13 @@ class Estimate:
 
     def scaled(self, factor: float) -> Estimate:
         """Return the estimate of ``factor`` times this quantity, errors and certificate included."""
-        interval = self.interval and tuple(sorted(factor * end for end in self.interval))
+        ends = sorted(factor * end for end in self.interval or ())
         return replace(
             self,
             value=self.value * factor,
             stderr=self.stderr * abs(factor),
             stderr_data=None if self.stderr_data is None else self.stderr_data * abs(factor),
-            interval=interval,  # type: ignore[arg-type]
+            interval=(ends[0], ends[1]) if ends else None,
         )
 
 

@@ -23,7 +23,10 @@ def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, options: Option
     if block is None:
         stride, padding, dilation, groups = options
         nothing = [0] * len(stride)
-        return torch.ops.aten.convolution(input, weight, bias, stride, padding, dilation, False, nothing, groups)
+        convolved: Tensor = torch.ops.aten.convolution(
+            input, weight, bias, stride, padding, dilation, False, nothing, groups
+        )
+        return convolved
     x, w, *b = block.operands
     if w.shared and all(operand.shared for operand in b):
         return _for_each_sample(lambda folded: convolve(folded, w.tensor, bias, options), x, block)

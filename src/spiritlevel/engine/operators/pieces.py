@@ -8,7 +8,7 @@ Hessian.  Both operations only choose which numbers to pass on, and choose the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,8 @@ class LinearPieces(TorchFunctionMode):
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
         made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))
         rectified = versions == (made._version, behind._version)
-        return _Pooled.apply(behind if rectified else input, window, rectified)
+        found: Tensor = _Pooled.apply(behind if rectified else input, window, rectified)
+        return found
 
 
 def _plain(values: Any) -> bool:
@@ -78,6 +79,8 @@ def _pair(value: Any) -> list[int]:
 
 
 class _Rectified(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         found = values.relu()
@@ -92,10 +95,13 @@ class _Rectified(torch.autograd.Function):
 
 
 def _gate(gradient: Tensor, found: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(gradient, found, 0)
+    gated: Tensor = torch.ops.aten.threshold_backward(gradient, found, 0)
+    return gated
 
 
 class _Gated(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, found: Tensor) -> Tensor:
         ctx.save_for_backward(found)
@@ -109,8 +115,11 @@ class _Gated(torch.autograd.Function):
 class _Pooled(torch.autograd.Function):
     """Max-pooling, and a ReLU of it where it is to be ``rectified``."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, window: Window, rectified: bool) -> Tensor:
+        found: Tensor
         found, places = torch.ops.aten.max_pool2d_with_indices(values, *window)
         if rectified:
             found = found.relu_()

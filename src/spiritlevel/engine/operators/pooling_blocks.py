@@ -32,7 +32,8 @@ def spread(values: Tensor, places: Tensor, size: list[int], window: Window) -> T
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(folded, inputs, *window, places.flatten(0, -4))
         return found.reshape(*values.shape[:-2], *size)
     zeros = values.new_zeros((*values.shape[:-2], size[0] * size[1]))
-    return zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)
+    put_back: Tensor = zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)
+    return put_back
 
 
 def _windows_apart(window: Window) -> bool:

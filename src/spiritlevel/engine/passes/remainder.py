@@ -247,6 +247,8 @@ def _probe_maker(problem: Problem, names: list[str], kind: str, seed: int) -> Ca
 
 def _root(gram: Tensor) -> Tensor:
     """Return the symmetric root of positive semidefinite matrices."""
+    values: Tensor
+    vectors: Tensor
     values, vectors = torch.linalg.eigh(gram.double())
     return ((vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT).to(gram)
 

@@ -48,7 +48,8 @@ def _grid(size: str) -> list[Settings]:
 
 
 def _together(settings: Settings) -> str:
-    return settings["arm"]
+    arm: str = settings["arm"]
+    return arm
 
 
 def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:

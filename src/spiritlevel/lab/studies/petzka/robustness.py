@@ -43,7 +43,8 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, Lab
 def haar(size: int, generator: torch.Generator) -> Tensor:
     """Return an orthogonal matrix drawn uniformly."""
     q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    return q * torch.sign(torch.diagonal(r))
+    drawn: Tensor = q * torch.sign(torch.diagonal(r))
+    return drawn
 
 
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:
