@@ -18,6 +18,7 @@ from benchmarks.material import Data
 from benchmarks.timing import Contender, Work, best_setting, relative
 from benchmarks.unchecked import ALLOWED, without_checks
 from benchmarks.unchecked import NAME as UNCHECKED
+from spiritlevel.inputs.open_problem import OpenProblem, open_problem
 
 GOAL = 0.01
 CHECKED = 2048  # samples whose exact traces are known
@@ -157,7 +158,7 @@ def sample_traces(
         Contender(UNCHECKED, unchecked, error_in_norm, "the same pass with every check switched off"),
     ]
     if device.type == "cuda":
-        contenders += _on_gpu(sl.Problem(model, data), ours, error_in_norm)
+        contenders += _on_gpu(open_problem(sl.Problem(model, data)), ours, error_in_norm)
     unavailable = {name: why for name, why in peers.missing().items() if name not in ("curvlinops", "nngeometry")}
     if peers.installed("backpack"):
         convert = name == "resnet18"
@@ -187,7 +188,7 @@ def sample_traces(
     )
 
 
-def _on_gpu(known: sl.Problem, ours: Callable[[], Tensor], error: Callable[[Tensor], float]) -> list[Contender]:
+def _on_gpu(known: OpenProblem, ours: Callable[[], Tensor], error: Callable[[Tensor], float]) -> list[Contender]:
     """Return what part of our time is spent on looking at a problem for the first time, and on cuDNN's choices."""
 
     def chosen_by_trying() -> Tensor:

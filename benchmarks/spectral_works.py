@@ -23,6 +23,7 @@ from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import counted_quadrature
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.layer_tops import top_eigenvalues
+from spiritlevel.inputs.open_problem import open_problem
 
 TOLERANCE = 1e-3
 DRAWS = 5
@@ -124,7 +125,7 @@ def top_five(device: torch.device, samples: int) -> Work:
 
 
 def _our_density(model: nn.Module, data: Data, probes: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    problem = sl.Problem(model, data)
+    problem = open_problem(sl.Problem(model, data))
     operator = HessianOperator(problem, keep_graphs=None)
     start = random_signs(problem.size, probes, seed=seed, dtype=problem.dtype, device=problem.device)
     with problem.session():  # as ``spectrum`` does

@@ -12,7 +12,7 @@ from torch import Tensor
 from spiritlevel.engine.passes import curvature, linearity, rules
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.recording import Recorder
-from spiritlevel.inputs import given as problems
+from spiritlevel.inputs import open_problem as problems
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.survey import Surveyor

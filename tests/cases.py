@@ -18,6 +18,7 @@ from spiritlevel.engine.passes.curvature import gauss_newton_columns
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 
 SAMPLES = 7
 
@@ -50,6 +51,10 @@ class Case:
     def problem(self, loss: Any = "cross_entropy", *, count: int = SAMPLES, seed: int = 0, **options: Any) -> Problem:
         return Problem(self.model(seed), self.data(count, seed), loss, **{"batch_size": 4, **options})
 
+    def opened(self, loss: Any = "cross_entropy", **options: Any) -> OpenProblem:
+        """The same while it is measured: what passes and operators take."""
+        return OpenProblem(self.problem(loss, **options))
+
     def trained(self, steps: int = 60, rate: float = 0.03, count: int = 24, seed: int = 0) -> tuple[nn.Module, Any]:
         """A network after some steps of Adam on data that a random teacher labelled, so that it can be learned."""
         model, (inputs, _) = self.model(seed), self.data(count, seed)
@@ -64,6 +69,11 @@ class Case:
             optimizer.step()
         optimizer.zero_grad()
         return model.eval(), (inputs, labels)
+
+
+def opened(*arguments: Any, **options: Any) -> OpenProblem:
+    """Make a problem and begin to measure it."""
+    return OpenProblem(Problem(*arguments, **options))
 
 
 def _move_away_from_initial_values(model: nn.Module) -> None:
@@ -108,7 +118,7 @@ def small_net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     ).double()
 
 
-def recorded(problem: Problem) -> tuple[Tensor, Recorder, Graph, Tensor]:
+def recorded(problem: OpenProblem) -> tuple[Tensor, Recorder, Graph, Tensor]:
     """Return the first batch's outputs, calls, graph and columns; the problem's session must be open."""
     batch = next(iter(problem.batches()))
     with Recorder(problem) as recorder:

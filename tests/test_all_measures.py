@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import PIECEWISE_LINEAR, SMOOTH, Recurrent
+from cases import PIECEWISE_LINEAR, SMOOTH, Recurrent, opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import chosen_settings, run_measure
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import DEFAULT, GROUPS, MEASURES, select
@@ -77,16 +77,16 @@ NETS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, Tensor]]]] = {
 @cache
 def reported(net: str, loss: str = "cross_entropy", seed: int = 0) -> Report:
     model, data = NETS[net]()
-    return sl.measure(Problem(model, data, loss), "all", settings=SETTINGS, seed=seed)
+    return sl.measure(opened(model, data, loss), "all", settings=SETTINGS, seed=seed)
 
 
 @cache
 def dense_of(net: str, loss: str = "cross_entropy") -> Dense:
     model, data = NETS[net]()
-    return Dense(Problem(model, data, loss))
+    return Dense(opened(model, data, loss))
 
 
-def run_alone(own: Measure, problem: Problem, seed: int = 0, **settings: Any) -> Estimate:
+def run_alone(own: Measure, problem: OpenProblem, seed: int = 0, **settings: Any) -> Estimate:
     values = chosen_settings([own], {own.name: {**SETTINGS.get(own.name, {}), **settings}})[own.name]
     with problem.session():
         return run_measure(own, Workbench(problem, own.wants, seed=seed), values).value
@@ -207,7 +207,7 @@ def _variants() -> list[tuple[str, str, Any]]:
 def test_every_choice_of_every_setting_agrees_with_brute_force(name: str, setting: str, value: Any) -> None:
     own = MEASURES[name]
     model, data = trained_mlp()
-    found = run_alone(own, Problem(model, data), **{setting: value})
+    found = run_alone(own, opened(model, data), **{setting: value})
     if (name, setting, value) == ("normalized_sharpness", "variant", "icml"):
         # Another definition: at most the root of the number of rows away from half the first one.
         assert 0 < found.value < reported("mlp")[name].value
@@ -218,7 +218,7 @@ def test_every_choice_of_every_setting_agrees_with_brute_force(name: str, settin
 
 def test_a_wrong_setting_is_refused_with_near_names() -> None:
     model, data = trained_mlp()
-    problem = Problem(model, data)
+    problem = opened(model, data)
     with pytest.raises(sl.UsageError, match=r"has no setting 'neurons'.*did you mean neuron"):
         sl.measure(problem, "rho_sum", settings={"rho_sum.neurons": "in"})
     with pytest.raises(sl.UsageError, match=r"setting rho_sum.neuron must be one of 'in', 'out', 'layer', not 'up'"):
@@ -308,7 +308,7 @@ def transformed_report(symmetry: str) -> Report:
     with torch.no_grad():
         factor = OUTPUT_FACTOR if symmetry == "output_scaling" else 1.0
         torch.testing.assert_close(changed(data[0]), factor * model(data[0]), rtol=1e-10, atol=1e-12)
-    return sl.measure(Problem(changed, data), "all", settings=SETTINGS)
+    return sl.measure(opened(changed, data), "all", settings=SETTINGS)
 
 
 def _uncertainty(estimate: Estimate) -> float:
@@ -342,7 +342,7 @@ def test_every_claim_about_a_symmetry_is_shown(name: str, symmetry: str) -> None
 def test_no_more_passes_are_spent_than_declared(name: str) -> None:
     own = MEASURES[name]
     model, data = trained_mlp()
-    problem = Problem(model, data, batch_size=7)
+    problem = opened(model, data, batch_size=7)
     problem.survey  # noqa: B018
     problem.spent.clear()
     settings = {**own.settings, **SETTINGS.get(name, {}), **({"draws": 16} if name == "noise_curvature" else {})}
@@ -370,7 +370,7 @@ def test_no_more_passes_are_spent_than_declared(name: str) -> None:
 
 def test_a_plan_names_every_measure_before_any_pass_of_its_own() -> None:
     model, data = trained_mlp()
-    problem = Problem(model, data)
+    problem = opened(model, data)
     planned = sl.plan(problem, ["hessian_trace", "kappa_tau_sum", "hessian_top_eigenvalue", "output_margin"])
     assert planned.measures[0].name == "hessian_trace"
     assert planned.measures[0].sweeps == {"forward": 1.0, "column": 2.0}
@@ -395,7 +395,7 @@ def _numbers(report: Report) -> dict[str, Any]:
 def test_the_same_seed_gives_the_same_bits(net: str) -> None:
     model, data = NETS[net]()
     torch.manual_seed(12345)  # the caller's random state has no say
-    again = sl.measure(Problem(model, data), "all", settings=SETTINGS)
+    again = sl.measure(opened(model, data), "all", settings=SETTINGS)
     assert repr(_numbers(again)) == repr(_numbers(reported(net)))
 
 
@@ -403,13 +403,25 @@ def test_another_seed_changes_only_what_is_sampled() -> None:
     one, other = reported("mlp"), reported("mlp", seed=1)
     changed = {name for name in one if one[name].value != other[name].value}
     assert all(one[name].how != "exact" for name in changed)
-    assert "hessian_frobenius" in changed
+    assert "noise_curvature" in changed
+
+
+def test_a_frobenius_norm_of_more_parameters_than_probes_is_sampled_with_its_error() -> None:
+    model, data = NETS["mlp"]()
+    truth = MEASURES["hessian_frobenius"].reference(dense_of("mlp"))
+    found = [
+        run_alone(MEASURES["hessian_frobenius"], opened(model, data), seed, max_probes=16, k=3) for seed in range(6)
+    ]
+    assert len({estimate.value for estimate in found}) == 6
+    for estimate in found:
+        assert estimate.how == "estimated"
+        assert abs(estimate.value - truth) <= 5 * estimate.stderr
 
 
 @pytest.mark.parametrize("net", ["mlp", "gelu"])
 def test_the_batch_size_changes_nothing(net: str) -> None:
     model, data = NETS[net]()
-    small = sl.measure(Problem(model, data, batch_size=7), "all", settings=SETTINGS)
+    small = sl.measure(opened(model, data, batch_size=7), "all", settings=SETTINGS)
     for name, before in reported(net).items():
         slack = 2 * _uncertainty(before) if before.interval is not None else 0.0
         assert abs(small[name].value - before.value) <= 1e-6 * abs(before.value) + slack, name
@@ -419,7 +431,7 @@ def test_the_batch_size_changes_nothing(net: str) -> None:
 def test_measuring_together_gives_what_measuring_alone_gives() -> None:
     model, data = trained_mlp()
     for name in MEASURES:
-        alone = run_alone(MEASURES[name], Problem(model, data))
+        alone = run_alone(MEASURES[name], opened(model, data))
         together = reported("mlp")[name]
         assert alone.value == pytest.approx(together.value, rel=1e-9 if alone.how == "exact" else 1e-6), name
 
@@ -438,54 +450,54 @@ class OnlyBias(nn.Module):
         return x + self.bias
 
 
-def _regression() -> Problem:
+def _regression() -> OpenProblem:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    return Problem(model, (torch.randn(9, 3), torch.randn(9, 2)), "mean_squared_error")
+    return opened(model, (torch.randn(9, 3), torch.randn(9, 2)), "mean_squared_error")
 
 
-def _from_case(model: nn.Module, shape: tuple[int, ...], classes: int = 3, **options: Any) -> Problem:
+def _from_case(model: nn.Module, shape: tuple[int, ...], classes: int = 3, **options: Any) -> OpenProblem:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, *shape, generator=generator)
-    return Problem(model, (inputs, torch.randint(0, classes, (8,), generator=generator)), **options)
+    return opened(model, (inputs, torch.randint(0, classes, (8,), generator=generator)), **options)
 
 
-def _batch_norm(mode: str) -> Problem:
+def _batch_norm(mode: str) -> OpenProblem:
     torch.manual_seed(2)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
     return _from_case(net, (3,), mode=mode)
 
 
-def _dead() -> Problem:
+def _dead() -> OpenProblem:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
     with torch.no_grad():
         net[0].bias.fill_(-100.0)
     return _from_case(net, (3,))
 
 
-def _interpolating() -> Problem:
+def _interpolating() -> OpenProblem:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
     with torch.no_grad():
         net[2].weight.mul_(1e4)
     x = torch.randn(8, 3)
-    return Problem(net, (x, net(x).argmax(1)))
+    return opened(net, (x, net(x).argmax(1)))
 
 
-def _positions() -> Problem:
+def _positions() -> OpenProblem:
     torch.manual_seed(4)
     net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
     tokens = torch.randint(0, 5, (6, 3))
-    return Problem(net, (tokens, tokens), "next_token")
+    return opened(net, (tokens, tokens), "next_token")
 
 
-def _binary() -> Problem:
+def _binary() -> OpenProblem:
     torch.manual_seed(5)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    return Problem(net, (torch.randn(8, 3), torch.randint(0, 2, (8, 1)).float()), "binary_cross_entropy")
+    return opened(net, (torch.randn(8, 3), torch.randint(0, 2, (8, 1)).float()), "binary_cross_entropy")
 
 
-HARD: dict[str, Callable[[], Problem]] = {
+HARD: dict[str, Callable[[], OpenProblem]] = {
     "regression": _regression,
     "gelu": lambda: _from_case(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)), (3,)),
     "batch_norm": lambda: _batch_norm("eval"),
@@ -494,7 +506,7 @@ HARD: dict[str, Callable[[], Problem]] = {
     "only_biases": lambda: _from_case(OnlyBias(), (3,)),
     "dead": _dead,
     "interpolating": _interpolating,
-    "one_sample": lambda: Problem(nn.Linear(3, 3), (torch.randn(1, 3), torch.tensor([1]))),
+    "one_sample": lambda: opened(nn.Linear(3, 3), (torch.randn(1, 3), torch.tensor([1]))),
     "positions": _positions,
     "binary": _binary,
 }
@@ -526,12 +538,12 @@ def test_a_users_measure_joins_in() -> None:
     @sl.declare(
         title="Mean absolute weight", formula="mean |w|", citation="a test of 2026", not_invariant=("layer_rescaling",)
     )
-    def mean_absolute(problem: Problem, *, power: float = 1.0) -> float:
+    def mean_absolute(problem: OpenProblem, *, power: float = 1.0) -> float:
         """Average size of a weight."""
         return float(torch.cat([t.detach().abs().reshape(-1) for t in problem.tensors]).pow(power).mean())
 
     model, data = trained_mlp()
-    report = sl.measure(Problem(model, data), [mean_absolute, "weight_norm"], settings={"mean_absolute.power": 2.0})
+    report = sl.measure(opened(model, data), [mean_absolute, "weight_norm"], settings={"mean_absolute.power": 2.0})
     size = sum(parameter.numel() for parameter in model.parameters())
     assert report["mean_absolute"].value == pytest.approx(report["weight_norm"].value ** 2 / size, rel=1e-10)
     with pytest.raises(sl.UsageError, match="which is no quantity"):

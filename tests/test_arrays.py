@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import opened
 from test_data import COUNT, Items, arrays, call_with_input, numpy_arrays
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.engine.problem import Problem
+from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.values.errors import SpiritlevelError
 
 
@@ -56,8 +57,8 @@ ARRAYS: dict[str, tuple[Any, bool]] = {  # and whether each sample's inputs are 
 def test_arrays_are_read_however_they_lie(name: str, model: nn.Module) -> None:
     make, reverse = ARRAYS[name]
     x, y = arrays()
-    expected = Problem(model, (x.flip(1) if reverse else x, y)).survey
-    found = Problem(model, make(*numpy_arrays()), forward=call_with_input).survey
+    expected = opened(model, (x.flip(1) if reverse else x, y)).survey
+    found = opened(model, make(*numpy_arrays()), forward=call_with_input).survey
     torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=0)
     assert found.fingerprint == expected.fingerprint
 
@@ -67,7 +68,7 @@ def test_the_fingerprint_sees_the_imaginary_part() -> None:
     x, y = arrays()
 
     def of(imaginary: Tensor) -> str:
-        problem = Problem(model, (torch.complex(x, imaginary), y), forward=lambda net, batch: net(batch[0].real))
+        problem = opened(model, (torch.complex(x, imaginary), y), forward=lambda net, batch: net(batch[0].real))
         return problem.survey.fingerprint
 
     assert of(x) != of(2 * x)
@@ -89,16 +90,16 @@ class WithEmpty(nn.Module):
 
 
 def test_parameters_of_no_entries_change_nothing(model: nn.Module) -> None:
-    problem, plain = Problem(WithEmpty(model), arrays()), Problem(model, arrays())
+    problem, plain = opened(WithEmpty(model), arrays()), opened(model, arrays())
     found, expected = (sl.measure(each, ["default", "relative_flatness", "weight_norm"]) for each in (problem, plain))
     for name, own in expected.items():
         torch.testing.assert_close(found[name].value, own.value, rtol=1e-7, atol=0, equal_nan=True, msg=name)
     assert problem.size == plain.size
-    assert problem.hessian @ torch.ones(problem.size).double() is not None
+    assert HessianOperator(problem) @ torch.ones(problem.size).double() is not None
     audit = sl.audit(problem, ["rho_sum"], strengths=("usual",), alphas=())
     assert "rho_sum" in str(audit)
     with pytest.raises(SpiritlevelError, match="every chosen parameter is empty"):
-        Problem(WithEmpty(model), arrays(), parameters=["none", "rows"])
+        opened(WithEmpty(model), arrays(), parameters=["none", "rows"])
 
 
 @pytest.mark.parametrize("part", ["all", "weight", "buffer"])
@@ -111,4 +112,4 @@ def test_a_model_without_numbers_is_refused(part: str, device: str | None, model
     else:
         model.register_buffer("scale", torch.empty(1, device="meta"))
     with pytest.raises(SpiritlevelError, match="on the meta device, which holds shapes and no numbers"):
-        Problem(model, arrays(), device=device)
+        opened(model, arrays(), device=device)

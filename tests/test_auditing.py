@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
@@ -39,7 +40,7 @@ def confident(model: nn.Module, x: Tensor, wrong: int = 1) -> sl.Problem:
     with torch.no_grad():
         y = model(x).argmax(1)
         y[:wrong] = (y[:wrong] + 1) % model(x).shape[1]
-    return sl.Problem(model, (x, y))
+    return opened(model, (x, y))
 
 
 def mlp() -> sl.Problem:
@@ -126,7 +127,7 @@ def test_scaling_outputs_changes_all_but_what_divides_by_it(audited: tuple[str, 
 
 def test_normalised_loss_makes_sharpness_invariant_to_the_outputs_scale() -> None:
     given = mlp()
-    problem = sl.Problem(given.model, next(given.source.read()), "normalized_cross_entropy")
+    problem = opened(given.model, next(given.source.read()), "normalized_cross_entropy")
     names = sorted(SHARPNESS - {"relative_flatness"})
     audit = sl.audit(problem, names, strengths=("usual",), alphas=(10.0,))
     assert {audit.verdict(name, "output_scaling") for name in names} == {"invariant"}
@@ -178,7 +179,7 @@ def test_float32_networks_are_audited_on_a_float64_copy_that_is_said() -> None:
     x, y = next(given.source.read())
     model = given.model.float()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    problem = sl.Problem(model, (x.float(), y))
+    problem = opened(model, (x.float(), y))
     audit = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=("extreme",), alphas=())
     assert audit.base.header["dtype"] == "float64"
     assert "Audited on a float64 copy of the float32 network." in str(audit)
@@ -239,7 +240,7 @@ def test_running_example_of_tsuzuku_with_the_norms_corrected() -> None:
         model[0].weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         model[2].weight.copy_(torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
     x = torch.tensor([[1.0, 0.5], [-0.2, 1.0], [0.3, 0.3]], dtype=torch.float64)
-    problem = sl.Problem(model, (x, torch.tensor([0, 1, 0])))
+    problem = opened(model, (x, torch.tensor([0, 1, 0])))
 
     def sizes(of: sl.Problem) -> dict[str, dict[str, float]]:
         layers = sl.measure(of, measures=["weight_norm"]).per_layer
@@ -290,8 +291,8 @@ def test_two_branches_double_the_diagonal_fisher_rao_norm_and_keep_the_full_one(
     names = ["fisher_rao_diagonal", "fisher_rao_norm", "matrix_normalized_sharpness", "normalized_sharpness"]
     # A trace of W in place of 0 keeps the activation pattern of the second branch, on which the example rests.
     tiny = 1e-9
-    halves = sl.measure(sl.Problem(TwoBranches(weight / 2, weight / 2, out), (x, y)), measures=names)
-    whole = sl.measure(sl.Problem(TwoBranches(weight * (1 - tiny), weight * tiny, out), (x, y)), measures=names)
+    halves = sl.measure(opened(TwoBranches(weight / 2, weight / 2, out), (x, y)), measures=names)
+    whole = sl.measure(opened(TwoBranches(weight * (1 - tiny), weight * tiny, out), (x, y)), measures=names)
     assert whole["fisher_rao_diagonal"].value == pytest.approx(2 * halves["fisher_rao_diagonal"].value, rel=1e-6)
     for name in names[1:]:
         assert whole[name].value == pytest.approx(halves[name].value, rel=1e-6), name
@@ -326,7 +327,7 @@ def test_a_network_without_symmetries_says_so() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
     x = torch.randn(20, 3, dtype=torch.float64)
-    audit = sl.audit(sl.Problem(model, (x, torch.arange(20) % 2)), ["rho_sum"], strengths=("usual",), alphas=())
+    audit = sl.audit(opened(model, (x, torch.arange(20) % 2)), ["rho_sum"], strengths=("usual",), alphas=())
     assert audit.verdict("rho_sum", "layer_rescaling") == "not found"
     assert any("gelu" in line for line in audit.left_alone)
 
@@ -334,7 +335,7 @@ def test_a_network_without_symmetries_says_so() -> None:
 def test_a_forward_of_the_users_own_is_followed() -> None:
     given = mlp()
     x, y = next(given.source.read())
-    problem = sl.Problem(given.model, {"pixels": x, "labels": y}, forward=lambda model, batch: model(batch["pixels"]))
+    problem = opened(given.model, {"pixels": x, "labels": y}, forward=lambda model, batch: model(batch["pixels"]))
     audit = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=("usual",), alphas=())
     assert audit.verdict("hessian_trace", "layer_rescaling") == "changes"
     assert audit.verdict("rho_sum", "layer_rescaling") == "invariant"

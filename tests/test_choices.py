@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import opened
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spiritlevel as sl
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses import CrossEntropy, SameToken, labels_of
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -76,7 +77,7 @@ EQUAL: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", EQUAL)
 def test_labels_that_are_the_inputs_are_asked_about(name: str, loss: Any) -> None:
     with pytest.raises(UsageError, match=r"labels are the inputs.*'next_token'.*'same_token'") as caught:
-        Problem(language(), EQUAL[name](), loss).survey  # noqa: B018
+        opened(language(), EQUAL[name](), loss).survey  # noqa: B018
     assert "\n" not in str(caught.value)
 
 
@@ -86,10 +87,10 @@ def test_both_answers_give_the_number_they_name() -> None:
     shifted = float(F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1)))
     unshifted = float(F.cross_entropy(logits.reshape(-1, VOCABULARY), ids.reshape(-1)))
     names = ["hessian_trace"]
-    following = Problem(model, (ids, ids), "next_token")
+    following = opened(model, (ids, ids), "next_token")
     assert following.survey.loss == pytest.approx(shifted, rel=1e-12)
     for loss in ("same_token", SameToken()):
-        same = Problem(model, (ids, ids), loss)
+        same = opened(model, (ids, ids), loss)
         assert same.survey.loss == pytest.approx(unshifted, rel=1e-12)
         assert sl.measure(same, names).header["loss_name"] == "same_token"
         assert float(Dense(same).ggn.trace()) != pytest.approx(float(Dense(following).ggn.trace()), rel=0.05)
@@ -98,7 +99,7 @@ def test_both_answers_give_the_number_they_name() -> None:
 def test_same_token_is_the_cross_entropy_at_each_position() -> None:
     ids = tokens()
     labels = padded((ids + 1) % VOCABULARY)
-    plain, named = (sl.measure(Problem(language(), (ids, labels), loss)) for loss in ("cross_entropy", "same_token"))
+    plain, named = (sl.measure(opened(language(), (ids, labels), loss)) for loss in ("cross_entropy", "same_token"))
     for name in plain:
         torch.testing.assert_close(named[name].value, plain[name].value, equal_nan=True)
 
@@ -106,10 +107,10 @@ def test_same_token_is_the_cross_entropy_at_each_position() -> None:
 def test_labels_of_their_own_are_not_asked_about() -> None:
     ids = tokens()
     for data in ((ids[:, :-1], ids[:, 1:]), (ids, (ids + 1) % VOCABULARY), (ids, ids.clone().roll(1, 0))):
-        assert Problem(language(), data).survey.count == COUNT
+        assert opened(language(), data).survey.count == COUNT
     one_each = nn.Sequential(nn.Embedding(VOCABULARY, VOCABULARY), nn.Flatten(0, 1)).double()
     column = torch.arange(COUNT)[:, None] % VOCABULARY
-    assert Problem(one_each, (column, column[:, 0])).survey.count == COUNT  # a class a sample: no sequence
+    assert opened(one_each, (column, column[:, 0])).survey.count == COUNT  # a class a sample: no sequence
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -118,9 +119,9 @@ def test_a_model_called_causal_is_asked_about(wrapped: bool) -> None:
     model: nn.Module = language(TinyForCausalLM)
     model = nn.Sequential(model) if wrapped else model
     with pytest.raises(UsageError, match=r"TinyForCausalLM is a model of the next token.*'same_token'"):
-        Problem(model, (ids[:, :-1], ids[:, 1:])).survey  # noqa: B018
+        opened(model, (ids[:, :-1], ids[:, 1:])).survey  # noqa: B018
     for loss in ("same_token", "next_token", lambda outputs, batch: outputs.square().mean((1, 2))):
-        assert Problem(model, (ids[:, :-1], ids[:, 1:]), loss).survey.count == COUNT
+        assert opened(model, (ids[:, :-1], ids[:, 1:]), loss).survey.count == COUNT
 
 
 # --- more than inputs and labels -----------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ THREE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", THREE)
 def test_three_entries_are_asked_about(name: str, forward: Any) -> None:
     with pytest.raises(UsageError, match=r"3 entries of tensors.*\(\(inputs, \.\.\.\), labels\).*forward") as caught:
-        Problem(pooled(), THREE[name](), forward=forward).survey  # noqa: B018
+        opened(pooled(), THREE[name](), forward=forward).survey  # noqa: B018
     assert "\n" not in str(caught.value)
 
 
@@ -182,10 +183,10 @@ def test_every_answer_about_three_entries_measures_the_labels() -> None:
     model = pooled()
     expected = float(F.cross_entropy(model(x, lengths), y).detach())
     answers = {
-        "nested": Problem(model, ((x, lengths), y)),
-        "named": Problem(model, ({"x": x, "lengths": lengths}, y)),
-        "dict": Problem(model, {"x": x, "lengths": lengths, "labels": y}),
-        "functions": Problem(model, (x, lengths, y), on_the_last, forward=with_lengths),
+        "nested": opened(model, ((x, lengths), y)),
+        "named": opened(model, ({"x": x, "lengths": lengths}, y)),
+        "dict": opened(model, {"x": x, "lengths": lengths, "labels": y}),
+        "functions": opened(model, (x, lengths, y), on_the_last, forward=with_lengths),
     }
     traces = {name: sl.measure(problem, "hessian_trace")["hessian_trace"].value for name, problem in answers.items()}
     for name, problem in answers.items():
@@ -196,7 +197,7 @@ def test_every_answer_about_three_entries_measures_the_labels() -> None:
 
 
 def test_a_function_of_three_entries_with_the_usual_forward_says_what_the_model_saw() -> None:
-    problem = Problem(pooled(), sequences(), on_the_last)
+    problem = opened(pooled(), sequences(), on_the_last)
     x, _, y = sequences()
     assert problem.survey.loss == pytest.approx(float(F.cross_entropy(pooled()(x), y).detach()), rel=1e-12)
     report = sl.measure(problem, "output_margin")
@@ -208,11 +209,11 @@ def test_entries_without_tensors_leave_no_choice() -> None:
     x, lengths, y = sequences()
     names = [f"sample {i}" for i in range(len(y))]
     batches = [(x[:5], y[:5], names[:5]), (x[5:], y[5:], names[5:])]
-    problem = Problem(pooled(), batches, batch_size=2)
-    assert problem.survey.loss == pytest.approx(Problem(pooled(), (x, y)).survey.loss, rel=1e-12)
+    problem = opened(pooled(), batches, batch_size=2)
+    assert problem.survey.loss == pytest.approx(opened(pooled(), (x, y)).survey.loss, rel=1e-12)
     assert [batch.content[2] for batch in problem.batches()][:3] == [names[:2], names[2:4], names[4:5]]
     with pytest.raises(UsageError, match="labels are a list that is no tensor"):
-        Problem(pooled(), [(x, names, y)]).survey  # noqa: B018
+        opened(pooled(), [(x, names, y)]).survey  # noqa: B018
     assert lengths.shape == y.shape
 
 
@@ -221,13 +222,13 @@ def test_two_entries_that_may_be_labels_are_asked_about(keys: tuple[str, str]) -
     x, lengths, y = sequences()
     data = {"x": x, keys[0]: lengths, keys[1]: y}
     with pytest.raises(UsageError, match=r"entries .* and .*, and each may be its labels"):
-        Problem(pooled(), data).survey  # noqa: B018
+        opened(pooled(), data).survey  # noqa: B018
 
     def loss(outputs: Tensor, batch: Any) -> Tensor:
         return F.cross_entropy(outputs, batch[keys[1]], reduction="none")
 
-    problem = Problem(pooled(), data, loss)
-    assert problem.survey.loss == pytest.approx(Problem(pooled(), (x, y)).survey.loss, rel=1e-12)
+    problem = opened(pooled(), data, loss)
+    assert problem.survey.loss == pytest.approx(opened(pooled(), (x, y)).survey.loss, rel=1e-12)
     assert any("kept from the model" in note for note in problem.notes)
 
 
@@ -250,10 +251,10 @@ class Outputs(NamedTuple):
     logits: Tensor
 
 
-def several(make: Callable[[Tensor, Tensor], Any]) -> Problem:
+def several(make: Callable[[Tensor, Tensor], Any]) -> OpenProblem:
     torch.manual_seed(0)
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)).double()
-    return Problem(Several(make).double(), (x, torch.arange(8) % 3))
+    return opened(Several(make).double(), (x, torch.arange(8) % 3))
 
 
 STATED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str, str]] = {
@@ -313,7 +314,7 @@ def test_an_audit_of_several_outputs_through_a_forward_of_ones_own() -> None:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double()
     x = torch.randn(8, 3).double()
-    problem = sl.Problem(inner, (x, torch.arange(8) % 3), forward=lambda model, batch: (model(batch[0]), batch[0]))
+    problem = opened(inner, (x, torch.arange(8) % 3), forward=lambda model, batch: (model(batch[0]), batch[0]))
     audit = sl.audit(problem, ["hessian_trace"], strengths=("usual",), alphas=())
     assert "hessian_trace" in str(audit)
     assert any("2 tensors" in note for note in problem.notes)
@@ -339,7 +340,7 @@ def test_labels_that_are_not_finite_are_named_as_such(loss: Any, at: int) -> Non
     data = torch.randn(8, 3).double(), with_nan(torch.full((8, 4), 0.25).double(), at)
     for options in ({}, {"batch_size": 2}):
         with pytest.raises(SpiritlevelError, match=r"NaN or infinite at sample|not finite at sample") as caught:
-            sl.measure(Problem(model, data, loss, **options), "hessian_trace")
+            sl.measure(opened(model, data, loss, **options), "hessian_trace")
         assert "shuffled" not in str(caught.value)
 
 

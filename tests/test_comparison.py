@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import opened
 from torch import nn
 
 import spiritlevel as sl
@@ -34,7 +35,7 @@ def problems(digits: tuple[torch.Tensor, torch.Tensor]) -> dict[str, sl.Problem]
     for label, batch_size in (("small", 16), ("large", 200)):
         model = nets.build("digits_mlp", seed=0, channels=1, size=8, classes=10, widths=(10, 8))
         training.train(model, digits, batch_size=batch_size, steps=500, lr=0.1)
-        found[label] = sl.Problem(model, digits)
+        found[label] = opened(model, digits)
     return found
 
 
@@ -94,7 +95,7 @@ def test_the_rescaling_found_reverses_the_trace_and_nothing_that_is_invariant(
     assert reversal is not None
     assert reversal.kind == "layers"
     x, y = digits[0].double(), digits[1]
-    models = {label: sl.Problem(p.model, digits, dtype="float64").model for label, p in problems.items()}
+    models = {label: opened(p.model, digits, dtype="float64").model for label, p in problems.items()}
     names = ["hessian_trace", "rho_sum", "rho_max", "normalized_sharpness"]
     before = {label: sl.measure(model, (x, y), measures=names) for label, model in models.items()}
     changed_model = rescaled(models[reversal.network], x, reversal.factors)
@@ -115,7 +116,7 @@ def test_no_smaller_rescaling_of_a_layer_reverses_the_trace(
     reversal = comparison.rows["hessian_trace"].holding.reversal
     assert reversal is not None
     x, y = digits[0].double(), digits[1]
-    models = {label: sl.Problem(p.model, digits, dtype="float64").model for label, p in problems.items()}
+    models = {label: opened(p.model, digits, dtype="float64").model for label, p in problems.items()}
     value = {
         label: float(sl.measure(m, (x, y), measures="hessian_trace")["hessian_trace"]) for label, m in models.items()
     }
@@ -308,8 +309,8 @@ def test_problems_on_other_data_or_with_another_loss_are_refused_before_measurin
 ) -> None:
     x, y = digits
     with pytest.raises(sl.UsageError, match="different data"):
-        sl.compare({"a": problems["small"], "b": sl.Problem(problems["large"].model, (x[:100], y[:100]))})
-    other = sl.Problem(problems["large"].model, digits, "normalized_cross_entropy")
+        sl.compare({"a": problems["small"], "b": opened(problems["large"].model, (x[:100], y[:100]))})
+    other = opened(problems["large"].model, digits, "normalized_cross_entropy")
     with pytest.raises(sl.UsageError, match="cannot be compared; measure both with the same loss"):
         sl.compare({"a": problems["small"], "b": other})
     with pytest.raises(sl.UsageError, match="at least two"):
@@ -422,7 +423,7 @@ def test_networks_without_symmetries_are_compared_without_promises() -> None:
     problems = {}
     for label in ("a", "b"):
         model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-        problems[label] = sl.Problem(model, (x, y))
+        problems[label] = opened(model, (x, y))
     with torch.no_grad():  # the second is clearly different
         for parameter in problems["b"].model.parameters():
             parameter.mul_(3.0)
@@ -440,7 +441,7 @@ def test_a_sampled_trace_is_reversed_by_measuring_too() -> None:
     problems = {}
     for label, width in (("a", 3), ("b", 8)):
         model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
-        problems[label] = sl.Problem(model, (x, y), mode="train")
+        problems[label] = opened(model, (x, y), mode="train")
     row = sl.compare(problems, ["hessian_trace"]).rows["hessian_trace"]
     assert row.flattest is not None
     assert row.contrasts[0].over_samples == "none"

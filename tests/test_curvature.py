@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import PIECEWISE_LINEAR, SMOOTH, Case, Positions
+from cases import PIECEWISE_LINEAR, SMOOTH, Case, Positions, opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses import CrossEntropy, NextToken
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.reference.curvature import quadratic_forms
 
@@ -35,7 +35,7 @@ def relative_flatness(dense: Dense, full: str) -> float:
     return float(torch.einsum("sk,tk,sata->", weight, weight, block))
 
 
-def assert_exact(problem: Problem, *, samples: int = 2) -> Dense:
+def assert_exact(problem: OpenProblem, *, samples: int = 2) -> Dense:
     """Compare everything the blocks give with the dense Hessian; all layers must be exact."""
     dense = Dense(problem)
     blocks = Blocks(problem, ALL)
@@ -53,7 +53,7 @@ def assert_exact(problem: Problem, *, samples: int = 2) -> Dense:
     return dense
 
 
-def assert_agreement(problem: Problem, dense: Dense, blocks: Blocks, layers: set[str]) -> None:
+def assert_agreement(problem: OpenProblem, dense: Dense, blocks: Blocks, layers: set[str]) -> None:
     diagonal = dense.hessian.diagonal()
     for name in layers:
         parameters = problem.layers[name].parameters.values()
@@ -77,7 +77,7 @@ def assert_agreement(problem: Problem, dense: Dense, blocks: Blocks, layers: set
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", PIECEWISE_LINEAR)
 def test_exact_blocks_of_every_architecture_agree_with_the_dense_hessian(name: str) -> None:
-    problem = PIECEWISE_LINEAR[name].problem()
+    problem = PIECEWISE_LINEAR[name].opened()
     assert problem.size < 300
     assert_exact(problem)
     # The rules, not the slow general way, did the work wherever a layer has one.
@@ -90,7 +90,7 @@ def test_exact_blocks_of_every_architecture_agree_with_the_dense_hessian(name: s
 @pytest.mark.parametrize("name", SMOOTH)
 def test_only_layers_behind_the_last_curved_operation_are_exact(name: str) -> None:
     case = SMOOTH[name]
-    problem = case.problem()
+    problem = case.opened()
     blocks = Blocks(problem, ALL)
     assert {layer for layer, exact in blocks.exact_layers.items() if not exact} == case.smooth
     dense = Dense(problem)
@@ -110,7 +110,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "conv2d_dilated_grouped", "batch_norm_2d", "embedding", "prelu", "functional"])
 def test_every_device_present_gives_the_dense_hessian(name: str, device: str) -> None:
-    problem = PIECEWISE_LINEAR[name].problem(device=device)
+    problem = PIECEWISE_LINEAR[name].opened(device=device)
     assert problem.device.type == device
     assert_exact(problem)
 
@@ -118,7 +118,7 @@ def test_every_device_present_gives_the_dense_hessian(name: str, device: str) ->
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["gelu", "attention", "lstm", "weight_norm"])
 def test_remainders_are_sampled_on_every_device_present(name: str, device: str) -> None:
-    problem = SMOOTH[name].problem(device=device)
+    problem = SMOOTH[name].opened(device=device)
     blocks = Blocks(problem, ALL, maximum_probes=48)
     dense = Dense(problem)
     trace = blocks.network_trace()
@@ -163,7 +163,7 @@ def test_every_loss_agrees_with_the_dense_hessian(name: str, net: str) -> None:
         data = (inputs, make(inputs.flatten(1), labels)[1])
     else:
         data = make(inputs, labels)
-    assert_exact(Problem(case.model(), data, loss, batch_size=3), samples=3)
+    assert_exact(opened(case.model(), data, loss, batch_size=3), samples=3)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", NextToken()])
@@ -174,7 +174,7 @@ def test_outputs_with_positions(loss: Any) -> None:
     labels = labels.clone()
     labels[0, :2], labels[3, 2] = -100, -100
     model = Positions(classes=3 if loss == "cross_entropy" else 5).double()
-    assert_exact(Problem(model, (tokens, labels), loss, batch_size=2), samples=5)
+    assert_exact(opened(model, (tokens, labels), loss, batch_size=2), samples=5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 100])
@@ -182,7 +182,7 @@ def test_outputs_with_positions(loss: Any) -> None:
 def test_any_batch_size_gives_the_same_numbers(name: str, batch_size: int) -> None:
     case = PIECEWISE_LINEAR[name]
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
-    one, many = (Blocks(case.problem(weighted, batch_size=size), ALL) for size in (4, batch_size))
+    one, many = (Blocks(case.opened(weighted, batch_size=size), ALL) for size in (4, batch_size))
     close(many.network_trace().value, one.network_trace().value, 1e-12)
     close(many.sample_traces().value, one.sample_traces().value, 1e-12)
     for full in one.problem.parameters:
@@ -206,7 +206,7 @@ def test_dict_batches_of_uneven_sizes() -> None:
     batches = [
         {"features": x[a:b], "scale": 1 + x[a:b, 0].abs(), "labels": y[a:b]} for a, b in ((0, 1), (1, 6), (6, 9))
     ]
-    assert_exact(Problem(Keyword().double(), batches))
+    assert_exact(opened(Keyword().double(), batches))
 
 
 def test_frozen_unused_and_chosen_parameters() -> None:
@@ -224,12 +224,12 @@ def test_frozen_unused_and_chosen_parameters() -> None:
     model = Partly().double()
     model.frozen.requires_grad_(False)
     data = (torch.randn(6, 4), torch.randint(0, 3, (6,)))
-    problem = Problem(model, data, batch_size=4)
+    problem = opened(model, data, batch_size=4)
     assert "frozen.weight" not in problem.parameters
     assert_exact(problem)
     assert float(Blocks(problem, ALL).layer_trace("unused")) == 0.0
     for patterns in (["*.weight"], ["*.bias"], ["frozen.*", "head.weight"], "*"):
-        chosen = Problem(model, data, batch_size=4, parameters=patterns)
+        chosen = opened(model, data, batch_size=4, parameters=patterns)
         assert_exact(chosen)
     assert not model.frozen.weight.requires_grad
 
@@ -252,7 +252,7 @@ def test_a_rule_that_covers_only_some_batches_is_not_trusted() -> None:
     torch.manual_seed(5)
     x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
     x[10, 0] = 6.0
-    problem = Problem(RareReuse().double(), (x, y), batch_size=4)
+    problem = opened(RareReuse().double(), (x, y), batch_size=4)
     blocks = Blocks(problem, ALL)
     assert blocks.exact_layers == {"inner": False, "head": True}
     close(blocks.ggn_trace().value, Dense(problem).ggn.trace())
@@ -285,9 +285,9 @@ def test_one_smooth_sample_in_hundreds_is_found(smooth: Any, dtype: torch.dtype,
     x[[position, (position + 1) % 300, (position + 2) % 300], 0] = 5.0
     with torch.no_grad():  # the rare samples' units must be alive
         model.before.bias.fill_(1.0), model.middle.bias.fill_(1.0)
-    blocks = Blocks(Problem(model, (x, y), batch_size=64))
+    blocks = Blocks(opened(model, (x, y), batch_size=64))
     assert blocks.exact_layers == {"before": False, "middle": False, "after": True}
-    usual = Blocks(Problem(model, (x.clamp(max=3), y), batch_size=64))
+    usual = Blocks(opened(model, (x.clamp(max=3), y), batch_size=64))
     assert usual.exact
 
 
@@ -298,9 +298,9 @@ def test_a_hardswish_in_its_linear_range_is_exact_and_elsewhere_is_not() -> None
         model[0].weight.fill_(1.0)
     far = torch.linspace(4, 9, 200)[:, None].double()
     labels = torch.arange(200) % 2
-    assert Blocks(Problem(model, (far, labels), batch_size=32)).exact
+    assert Blocks(opened(model, (far, labels), batch_size=32)).exact
     far[137] = 1.0
-    assert Blocks(Problem(model, (far, labels), batch_size=32)).exact_layers == {"0": False, "2": True}
+    assert Blocks(opened(model, (far, labels), batch_size=32)).exact_layers == {"0": False, "2": True}
 
 
 def test_labels_do_not_depend_on_the_loss_being_zero() -> None:
@@ -308,7 +308,7 @@ def test_labels_do_not_depend_on_the_loss_being_zero() -> None:
     case = SMOOTH["gelu"]
     model, (x, _) = case.model(), case.data()
     target = model(x).detach()
-    blocks = Blocks(Problem(model, (x, target), "mean_squared_error", batch_size=4), ALL)
+    blocks = Blocks(opened(model, (x, target), "mean_squared_error", batch_size=4), ALL)
     assert blocks.exact_layers == {"0": False, "2": True, "4": True}
     trace = blocks.network_trace()
     assert trace.how == "estimated"
@@ -318,7 +318,7 @@ def test_labels_do_not_depend_on_the_loss_being_zero() -> None:
     with torch.no_grad():
         model[4].weight.mul_(1e6)
     labels = model(x).argmax(1)
-    problem = Problem(model, (x, labels), batch_size=4)
+    problem = opened(model, (x, labels), batch_size=4)
     assert problem.survey.loss < 1e-30
     assert Blocks(problem).exact_layers == {"0": False, "2": True, "4": True}
 
@@ -328,11 +328,11 @@ def test_float32_verification_of_every_architecture() -> None:
     for name, case in PIECEWISE_LINEAR.items():
         x, y = case.data()
         x = x.float() if x.is_floating_point() else x
-        assert Blocks(Problem(case.model().float(), (x, y), batch_size=4)).exact, name
+        assert Blocks(opened(case.model().float(), (x, y), batch_size=4)).exact, name
     for name, case in SMOOTH.items():
         x, y = case.data()
         x = x.float() if x.is_floating_point() else x
-        blocks = Blocks(Problem(case.model().float(), (x, y), batch_size=4))
+        blocks = Blocks(opened(case.model().float(), (x, y), batch_size=4))
         assert {layer for layer, exact in blocks.exact_layers.items() if not exact} == case.smooth, name
 
 
@@ -345,13 +345,13 @@ def test_sketched_columns_are_unbiased_and_carry_their_error(loss: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 40)).double()
     data = (torch.randn(12, 3), torch.randint(0, 40, (12,)))
-    dense = Dense(Problem(model, data, loss, batch_size=5))
+    dense = Dense(opened(model, data, loss, batch_size=5))
     truth = {"network": float(dense.hessian.trace())}
     scores: dict[str, list[float]] = {}
     sample_scores = []
     own = torch.tensor([float(dense.sample_hessian(i).trace()) for i in range(3)])
     for seed in range(30):
-        blocks = Blocks(Problem(model, data, loss, batch_size=5), ALL, seed=seed)
+        blocks = Blocks(opened(model, data, loss, batch_size=5), ALL, seed=seed)
         assert not blocks.exact
         found = {"network": blocks.network_trace()}
         for layer in blocks.problem.layers:
@@ -375,7 +375,7 @@ def test_sketches_do_not_depend_on_the_batch_size() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 40)).double()
     data = (torch.randn(12, 3), torch.randint(0, 40, (12,)))
-    one, other = (Blocks(Problem(model, data, batch_size=size), ALL, seed=3) for size in (2, 12))
+    one, other = (Blocks(opened(model, data, batch_size=size), ALL, seed=3) for size in (2, 12))
     close(one.network_trace().value, other.network_trace().value, 1e-12)
     close(one.network_trace().stderr, other.network_trace().stderr, 1e-9)
 
@@ -383,7 +383,7 @@ def test_sketches_do_not_depend_on_the_batch_size() -> None:
 def test_sketched_columns_and_a_sampled_remainder_add_their_errors() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 40)).double()
-    problem = Problem(model, (torch.randn(12, 3), torch.randint(0, 40, (12,))))
+    problem = opened(model, (torch.randn(12, 3), torch.randint(0, 40, (12,))))
     truth = float(Dense(problem).hessian.trace())
     found = [Blocks(problem, ALL, seed=seed).network_trace() for seed in range(6)]
     z = torch.tensor([(estimate.value - truth) / estimate.stderr for estimate in found])
@@ -392,7 +392,7 @@ def test_sketched_columns_and_a_sampled_remainder_add_their_errors() -> None:
 
 
 def test_curvature_gives_traces_diagonals_and_labels() -> None:
-    problem = SMOOTH["gelu"].problem()
+    problem = SMOOTH["gelu"].opened()
     found = sl.curvature(problem, seed=1)
     assert not found.exact
     assert found.exact_layers == {"0": False, "2": True, "4": True}
@@ -404,11 +404,11 @@ def test_curvature_gives_traces_diagonals_and_labels() -> None:
     assert sum(estimate.value for estimate in found.layer_trace.values()) == pytest.approx(total, rel=1e-10)
     assert float(found.diagonal_stderr["4.weight"].abs().max()) == 0.0
     assert float(found.diagonal_stderr["0.weight"].min()) > 0.0
-    assert sl.curvature(PIECEWISE_LINEAR["mlp"].problem()).exact
+    assert sl.curvature(PIECEWISE_LINEAR["mlp"].opened()).exact
 
 
 def test_the_error_over_samples_is_that_of_a_mean() -> None:
-    problem = PIECEWISE_LINEAR["mlp"].problem(count=30)
+    problem = PIECEWISE_LINEAR["mlp"].opened(count=30)
     blocks = Blocks(problem)
     traces = blocks.sample_traces().value
     assert blocks.network_trace().stderr_data == pytest.approx(float(traces.std() / 30**0.5), rel=1e-10)
@@ -421,7 +421,7 @@ def test_coupled_samples_have_no_factor_pass_but_an_estimated_trace() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)).double()
     data = (torch.randn(12, 3), torch.randint(0, 2, (12,)))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    problem = Problem(model, data, mode="train", batch_size=6)
+    problem = opened(model, data, mode="train", batch_size=6)
     assert problem.survey.coupled
     blocks = Blocks(problem, frozenset({"diagonal"}))
     trace = blocks.network_trace()
@@ -434,4 +434,4 @@ def test_coupled_samples_have_no_factor_pass_but_an_estimated_trace() -> None:
 def test_cases_are_small() -> None:
     for case in [*PIECEWISE_LINEAR.values(), *SMOOTH.values()]:
         assert isinstance(case, Case)
-        assert case.problem().size < 300
+        assert case.opened().size < 300

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import spiritlevel as sl
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.data import stratified_choice
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -114,20 +114,20 @@ def call_with_input(model: nn.Module, batch: Any) -> Tensor:
 def test_every_form_gives_the_same_samples_in_the_same_order(
     name: str, batch_size: int | None, model: nn.Module
 ) -> None:
-    expected = sl.per_sample(Problem(model, arrays()), ["loss", "hessian_trace"])
-    problem = Problem(model, FORMS[name](), forward=call_with_input, batch_size=batch_size)
+    expected = sl.per_sample(opened(model, arrays()), ["loss", "hessian_trace"])
+    problem = opened(model, FORMS[name](), forward=call_with_input, batch_size=batch_size)
     found = sl.per_sample(problem, ["loss", "hessian_trace"])
     for key, values in expected.items():
         torch.testing.assert_close(found[key], values, rtol=1e-10, atol=1e-12)
     assert problem.survey.count == COUNT
-    assert problem.survey.fingerprint == Problem(model, arrays()).survey.fingerprint
+    assert problem.survey.fingerprint == opened(model, arrays()).survey.fingerprint
     if name == "loader_shuffled_dropping":
         assert any("dataset order" in note and "drop_last" in note for note in problem.notes)
 
 
 def test_the_fingerprint_sees_every_number_and_the_order_of_samples(model: nn.Module) -> None:
     def of(x: Tensor, y: Tensor) -> str:
-        return Problem(model, (x, y)).survey.fingerprint
+        return opened(model, (x, y)).survey.fingerprint
 
     x, y = arrays()
     swapped, nudged, turned = x.clone(), x.clone(), torch.arange(COUNT).flip(0)
@@ -139,7 +139,7 @@ def test_the_fingerprint_sees_every_number_and_the_order_of_samples(model: nn.Mo
 
 
 def test_a_batch_size_cuts_given_batches_smaller(model: nn.Module) -> None:
-    problem = Problem(model, list(Batches()), batch_size=2)
+    problem = opened(model, list(Batches()), batch_size=2)
     assert max(batch.count for batch in problem.batches()) == 2
 
 
@@ -148,8 +148,8 @@ def test_the_collate_function_of_a_loader_is_used(model: nn.Module) -> None:
         return torch.stack([2 * x for x, _ in items]), torch.tensor([y for _, y in items])
 
     x, y = arrays()
-    found = Problem(model, DataLoader(Items(), batch_size=4, collate_fn=collate)).survey
-    assert found.loss == pytest.approx(Problem(model, (2 * x, y)).survey.loss, rel=1e-12)
+    found = opened(model, DataLoader(Items(), batch_size=4, collate_fn=collate)).survey
+    assert found.loss == pytest.approx(opened(model, (2 * x, y)).survey.loss, rel=1e-12)
 
 
 # --- samples -------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Augmented(Dataset):
 
 def test_samples_are_stratified_drawn_once_and_kept(model: nn.Module) -> None:
     loader = DataLoader(Augmented(), batch_size=16, shuffle=True)
-    problem = Problem(model, loader, samples=20, seed=3)
+    problem = opened(model, loader, samples=20, seed=3)
     labels = torch.cat([batch.content[1] for batch in problem.batches()])
     assert labels.bincount().tolist() == [12, 6, 2]
     assert problem.survey.count == 20
@@ -186,7 +186,7 @@ def test_samples_are_stratified_drawn_once_and_kept(model: nn.Module) -> None:
 def test_the_draw_is_a_matter_of_the_seed_alone(model: nn.Module) -> None:
     def fingerprint(seed: int) -> str:
         loader = DataLoader(Augmented(), batch_size=16, shuffle=True)
-        return Problem(model, loader, samples=20, seed=seed).survey.fingerprint
+        return opened(model, loader, samples=20, seed=seed).survey.fingerprint
 
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
     one = fingerprint(3)
@@ -198,25 +198,25 @@ def test_the_draw_is_a_matter_of_the_seed_alone(model: nn.Module) -> None:
 def test_drawing_leaves_all_random_states_alone(model: nn.Module) -> None:
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-    sl.measure(Problem(model, DataLoader(Augmented(), shuffle=True), samples=10), "hessian_trace")
+    sl.measure(opened(model, DataLoader(Augmented(), shuffle=True), samples=10), "hessian_trace")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert random.getstate() == before[2]
 
 
 def test_augmentation_without_samples_is_refused(model: nn.Module) -> None:
-    problem = Problem(model, DataLoader(Augmented(), batch_size=16, shuffle=True))
+    problem = opened(model, DataLoader(Augmented(), batch_size=16, shuffle=True))
     with pytest.raises(SpiritlevelError, match=r"two sweeps .* disagree.*samples=N"):
         sl.measure(problem, "hessian_trace")
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_samples_of_every_form(name: str, model: nn.Module) -> None:
-    problem = Problem(model, FORMS[name](), forward=call_with_input, samples=6, seed=1)
-    same = Problem(model, arrays(), samples=6, seed=1)
+    problem = opened(model, FORMS[name](), forward=call_with_input, samples=6, seed=1)
+    same = opened(model, arrays(), samples=6, seed=1)
     assert problem.survey.count == 6
     torch.testing.assert_close(problem.survey.losses, same.survey.losses, rtol=1e-10, atol=1e-12)
-    everything = Problem(model, FORMS[name](), forward=call_with_input, samples=1000)
+    everything = opened(model, FORMS[name](), forward=call_with_input, samples=1000)
     assert everything.survey.count == COUNT
 
 
@@ -232,7 +232,7 @@ def test_stratified_choice_keeps_proportions_and_never_repeats() -> None:
 
 def test_regression_targets_are_drawn_plainly(model: nn.Module) -> None:
     x, _ = arrays()
-    problem = Problem(model, (x, x.sin()), "mean_squared_error", samples=5)
+    problem = opened(model, (x, x.sin()), "mean_squared_error", samples=5)
     assert problem.survey.count == 5
 
 
@@ -247,7 +247,7 @@ def test_a_loss_without_labels_needs_none(model: nn.Module) -> None:
 
     for data, forward in (({"features": x}, of_features), ([(x[:4],), (x[4:],)], None)):
         for samples in (None, 5):
-            problem = Problem(model, data, energy, forward=forward, samples=samples)
+            problem = opened(model, data, energy, forward=forward, samples=samples)
             report = sl.measure(problem, ["hessian_trace", "output_margin"])
             assert report["hessian_trace"].ok
             assert report["output_margin"].status == "not_applicable"
@@ -324,7 +324,7 @@ def test_unusable_data_is_refused_in_one_sentence(name: str, samples: int | None
     make, message = REFUSED[name]
     size = 4 if name == "failing_item" else None
     with pytest.raises(SpiritlevelError, match=message) as caught:
-        Problem(model, make(), samples=samples, batch_size=size).survey  # noqa: B018
+        opened(model, make(), samples=samples, batch_size=size).survey  # noqa: B018
     assert "\n" not in str(caught.value)
 
 
@@ -339,7 +339,7 @@ def test_unusable_data_is_refused_in_one_sentence(name: str, samples: int | None
 )
 def test_unusable_options_are_refused(options: dict[str, Any], message: str, model: nn.Module) -> None:
     with pytest.raises(UsageError, match=message):
-        Problem(model, arrays(), **options)
+        opened(model, arrays(), **options)
 
 
 def test_data_that_shrinks_is_refused(model: nn.Module) -> None:
@@ -353,4 +353,4 @@ def test_data_that_shrinks_is_refused(model: nn.Module) -> None:
             yield x[: COUNT - self.reads], y[: COUNT - self.reads]
 
     with pytest.raises(SpiritlevelError, match="in the first sweep and"):
-        sl.measure(Problem(model, Shrinking()), "hessian_trace")
+        sl.measure(opened(model, Shrinking()), "hessian_trace")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import opened
 from torch import nn
 
 import spiritlevel as sl
@@ -15,7 +16,7 @@ def problem(samples: int = 400, **options) -> sl.Problem:  # type: ignore[no-unt
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x = torch.randn(samples, 6, dtype=torch.float64)
-    return sl.Problem(model, (x, x[:, :3].argmax(1)), **options)
+    return opened(model, (x, x[:, :3].argmax(1)), **options)
 
 
 def test_few_samples_are_not_worth_a_guess() -> None:
@@ -47,4 +48,4 @@ def test_the_part_is_spread_over_the_data_and_the_problem_stays_what_it_was() ->
 def test_data_in_batches_of_its_own_is_left_alone() -> None:
     inner = problem()
     x, y = next(iter(inner.source.read()))
-    assert guessed_eigenvectors(sl.Problem(inner.model, [(x, y)] * 40), 1, "largest", 1e-2, 0) is None
+    assert guessed_eigenvectors(opened(inner.model, [(x, y)] * 40), 1, "largest", 1e-2, 0) is None

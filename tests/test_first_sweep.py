@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from cases import Centred, recorded, small_net
+from cases import Centred, opened, recorded, small_net
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -17,7 +17,6 @@ from spiritlevel.engine.passes.graph import look_at
 from spiritlevel.engine.passes.piecewise import linear_by_nature
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.stages import Stages, find_stages
-from spiritlevel.engine.problem import Problem
 
 Data = tuple[Tensor, Tensor]
 
@@ -29,10 +28,10 @@ def data() -> Data:
 
 
 def test_a_sweep_that_comes_first_takes_the_same_survey(data: Data) -> None:
-    apart, together = Problem(small_net(), data, batch_size=8), Problem(small_net(), data, batch_size=8)
+    apart, together = opened(small_net(), data, batch_size=8), opened(small_net(), data, batch_size=8)
     expected = apart.survey
     curvature_sweep(together)
-    assert "survey" in together.__dict__
+    assert together.known_survey is not None
     for field in dataclasses.fields(expected):
         one, other = getattr(expected, field.name), getattr(together.survey, field.name)
         if isinstance(one, Tensor):
@@ -49,12 +48,12 @@ def test_data_that_is_read_anew_is_looked_at_twice(data: Data) -> None:
             yield data[0][order], data[1][order]
 
     with pytest.raises(sl.SpiritlevelError, match="two sweeps over the same data disagree"):
-        sl.per_sample(Problem(small_net(), Shuffled()), "hessian_trace")
-    assert not Problem(small_net(), TensorDataset(*data)).may_be_surveyed_on_the_way
+        sl.per_sample(opened(small_net(), Shuffled()), "hessian_trace")
+    assert not opened(small_net(), TensorDataset(*data)).may_be_surveyed_on_the_way
 
 
 def test_samples_that_influence_each_other_have_no_columns(data: Data) -> None:
-    problem = Problem(Centred(small_net()), data, batch_size=8)
+    problem = opened(Centred(small_net()), data, batch_size=8)
     assert curvature_sweep(problem) is None
     assert problem.survey.coupled
 
@@ -66,7 +65,7 @@ def test_the_gradient_on_the_way_is_that_of_a_pass_of_its_own(data: Data, batch_
         losses = nn.functional.cross_entropy(outputs, batch[1], reduction="none")
         return losses, (1.0 + batch[1].double() if weighted else torch.ones_like(losses))
 
-    problem = Problem(small_net(nn.Tanh), data, loss, batch_size=batch_size)
+    problem = opened(small_net(nn.Tanh), data, loss, batch_size=batch_size)
     sums = Blocks(problem, frozenset({"fisher"})).sums
     assert sums is not None
     assert sums.beside is not None
@@ -79,7 +78,7 @@ def test_the_gradient_on_the_way_is_that_of_a_pass_of_its_own(data: Data, batch_
 
 def test_the_header_does_not_depend_on_which_measures_run(data: Data) -> None:
     headers = [
-        sl.measure(Problem(small_net(), data, batch_size=8), names).header
+        sl.measure(opened(small_net(), data, batch_size=8), names).header
         for names in (["weight_norm"], ["hessian_trace"], ["hessian_trace", "fisher_rao_diagonal"])
     ]
     for key in ("loss", "accuracy", "fingerprint", "gradient_norm", "gradient_noise", "at_minimum"):
@@ -87,7 +86,7 @@ def test_the_header_does_not_depend_on_which_measures_run(data: Data) -> None:
 
 
 def test_a_shared_sweep_is_counted_with_the_first_measure_that_needs_it(data: Data) -> None:
-    report = sl.measure(Problem(small_net(), data), ["weight_norm", "hessian_trace", "relative_flatness"])
+    report = sl.measure(opened(small_net(), data), ["weight_norm", "hessian_trace", "relative_flatness"])
     spent = {name: report[name].passes for name in report}
     assert spent["weight_norm"] == 0
     assert spent["relative_flatness"] == 0
@@ -97,7 +96,7 @@ def test_a_shared_sweep_is_counted_with_the_first_measure_that_needs_it(data: Da
 @pytest.mark.parametrize("limit", [0, 300, 1500, 10**6])
 def test_columns_pulled_back_in_stages_are_the_same(data: Data, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(stages, "TOGETHER_NUMBERS", limit)
-    problem = Problem(small_net(), data, batch_size=8)
+    problem = opened(small_net(), data, batch_size=8)
     with problem.session():
         outputs, recorder, graph, columns = recorded(problem)
         names = list(recorder.edges)
@@ -121,7 +120,7 @@ def test_columns_pulled_back_in_stages_are_the_same(data: Data, monkeypatch: pyt
 
 
 def test_a_cut_after_a_pooling_gives_the_gradients_before_it(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = sl.curvature(Problem(small_net(), data, batch_size=8))
+    expected = sl.curvature(opened(small_net(), data, batch_size=8))
     monkeypatch.setattr(stages, "TOGETHER_NUMBERS", 4000)  # all but what comes before the pooling
     model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False).double(), *small_net())
     nn.init.ones_(model[0].weight)
@@ -133,7 +132,7 @@ def test_a_cut_after_a_pooling_gives_the_gradients_before_it(data: Data, monkeyp
         return cuts[-1]
 
     monkeypatch.setattr("spiritlevel.engine.passes.rules.find_stages", watched)
-    found = sl.curvature(Problem(model, data, batch_size=8))
+    found = sl.curvature(opened(model, data, batch_size=8))
     assert cuts[0].cut == "1"
     for name, part in expected.diagonal.items():
         place, kind = name.split(".")
@@ -150,7 +149,7 @@ def test_a_shortcut_around_a_layer_leaves_nothing_to_cut_at() -> None:
             x = self.first(x)
             return self.last((x + self.inner(x).relu()).relu())
 
-    problem = Problem(Residual(), (torch.randn(8, 4), torch.randint(2, (8,))))
+    problem = opened(Residual(), (torch.randn(8, 4), torch.randint(2, (8,))))
     with problem.session():
         batch = next(iter(problem.batches()))
         with Recorder(problem) as recorder:
@@ -202,7 +201,7 @@ class Scaled(nn.Module):
     ],
 )
 def test_only_networks_without_any_curved_operation_are_linear_by_nature(model: nn.Module, expected: bool) -> None:
-    problem = Problem(model, (torch.randn(6, 4), torch.randint(3, (6,))))
+    problem = opened(model, (torch.randn(6, 4), torch.randint(3, (6,))))
     with problem.session():
         graph = look_at(problem.outputs(next(iter(problem.batches())).content))
     assert linear_by_nature(graph) is expected
@@ -221,9 +220,9 @@ def test_an_operation_that_is_curved_in_places_is_looked_for_in_every_batch() ->
     nn.init.zeros_(model[0].bias)
     x = torch.linspace(4, 9, 12)[:, None]  # above 3 a hardswish is linear
     y = torch.randint(2, (12,))
-    assert Blocks(Problem(model, (x, y), batch_size=4)).exact
+    assert Blocks(opened(model, (x, y), batch_size=4)).exact
     x[-1] = 1.0
-    assert Blocks(Problem(model, (x, y), batch_size=4)).exact_layers == {"0": False, "2": True}
+    assert Blocks(opened(model, (x, y), batch_size=4)).exact_layers == {"0": False, "2": True}
 
 
 class Blocked(torch.autograd.Function):
@@ -245,7 +244,7 @@ def test_a_layer_that_nothing_is_passed_back_to_is_left_out(data: Data) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(Blocked.apply(self.a(x.flatten(1))) + x.flatten(1)[:, :5])
 
-    problem = Problem(Cut(), data, batch_size=8)
+    problem = opened(Cut(), data, batch_size=8)
     with problem.session():
         batch = next(iter(problem.batches()))
         with Recorder(problem) as recorder:
@@ -263,6 +262,6 @@ def test_a_sweep_that_fails_is_not_counted(data: Data) -> None:
             return x + (x.round() - x).detach()
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Through(), nn.Linear(5, 3)).double()
-    report = sl.measure(Problem(model, data), ["hessian_trace", "weight_norm"])
+    report = sl.measure(opened(model, data), ["hessian_trace", "weight_norm"])
     assert report["hessian_trace"].status == "not_applicable"
     assert report["weight_norm"].passes == 0

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from cases import recorded
+from cases import opened, recorded
 from torch import Tensor, nn
 
 from spiritlevel.engine.passes import recording, stages
 from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.engine.passes.stages import Fold, Stages, find_stages
-from spiritlevel.engine.problem import Problem
 
 PLENTY = 10**9  # of a GPU's memory
 
@@ -100,7 +99,7 @@ def test_a_network_pulled_back_so_gives_the_same(
     monkeypatch.setattr(stages, "rows_to_fold", lambda module, inputs: rows)
     monkeypatch.setattr(recording, "rows_to_fold", lambda module, inputs: min(rows, inputs.shape[2]))
     torch.manual_seed(1)
-    problem = Problem(layers(*pools), (torch.randn(11, 1, 8, 8).double(), torch.randint(3, (11,))))
+    problem = opened(layers(*pools), (torch.randn(11, 1, 8, 8).double(), torch.randint(3, (11,))))
     with problem.session():
         outputs, recorder, graph, columns = recorded(problem)
         names = list(recorder.edges)

@@ -5,14 +5,14 @@ import warnings
 
 import pytest
 import torch
-from cases import Centred, small_net
+from cases import Centred, opened, small_net
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.engine.passes import curvature, rules
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import Surveyor
 
 Data = tuple[Tensor, Tensor]
@@ -47,7 +47,7 @@ def same(found: CurvatureSums, expected: CurvatureSums) -> None:
         torch.testing.assert_close(found.parameters[name].diagonal, sums.diagonal, rtol=1e-11, atol=1e-14)
 
 
-def patient(problem: Problem) -> CurvatureSums:
+def patient(problem: OpenProblem) -> CurvatureSums:
     arguments = (frozenset({"diagonal"}), curvature.gauss_newton_columns, None, True, 0)
     found = curvature._CurvaturePass(problem, *arguments, ahead=False).run()
     assert found is not None
@@ -56,9 +56,9 @@ def patient(problem: Problem) -> CurvatureSums:
 
 @pytest.mark.parametrize("batch_size", [3, 8, 64])
 def test_what_is_found_is_the_same(data: Data, ahead: list[bool], batch_size: int) -> None:
-    expected = patient(Problem(small_net(), data, batch_size=batch_size))
+    expected = patient(opened(small_net(), data, batch_size=batch_size))
     ahead.clear()
-    problem = Problem(small_net(), data, batch_size=batch_size)
+    problem = opened(small_net(), data, batch_size=batch_size)
     found = curvature_sweep(problem, frozenset({"diagonal"}))
     assert found is not None
     assert ahead == [True]  # and did not begin again
@@ -80,9 +80,9 @@ class SamplesSecond(nn.Module):
 @pytest.mark.parametrize("model", [small_net(nn.Tanh), SamplesSecond()], ids=["curved", "samples second"])
 def test_a_wrong_guess_begins_again(data: Data, ahead: list[bool], model: nn.Module) -> None:
     data = (data[0][:16], data[1][:16])
-    expected = patient(Problem(model, data, batch_size=8))
+    expected = patient(opened(model, data, batch_size=8))
     ahead.clear()
-    problem = Problem(model, data, batch_size=8)
+    problem = opened(model, data, batch_size=8)
     found = curvature_sweep(problem, frozenset({"diagonal"}))
     assert found is not None
     assert ahead == [True, False]
@@ -92,10 +92,10 @@ def test_a_wrong_guess_begins_again(data: Data, ahead: list[bool], model: nn.Mod
 def test_a_rule_that_is_wrong_is_found_out_afterwards(
     data: Data, ahead: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = patient(Problem(small_net(), data, batch_size=8))
+    expected = patient(opened(small_net(), data, batch_size=8))
     ahead.clear()
     monkeypatch.setattr(rules, "_matches", lambda *arguments: torch.tensor(False))
-    found = curvature_sweep(Problem(small_net(), data, batch_size=8), frozenset({"diagonal"}))
+    found = curvature_sweep(opened(small_net(), data, batch_size=8), frozenset({"diagonal"}))
     assert found is not None
     assert ahead == [True, False]
     assert len(found.fallback) == 8
@@ -112,13 +112,13 @@ def test_later_operations_of_another_kind_begin_again(data: Data, ahead: list[bo
             outputs: Tensor = self.net(x)
             return outputs if len(x) > 7 else outputs.neg().neg()
 
-    found = curvature_sweep(Problem(ByLength(), data, batch_size=16), frozenset({"diagonal"}))
+    found = curvature_sweep(opened(ByLength(), data, batch_size=16), frozenset({"diagonal"}))
     assert found is not None
     assert ahead == [True, False]
 
 
 def test_samples_that_influence_each_other_have_no_columns(data: Data, ahead: list[bool]) -> None:
-    problem = Problem(Centred(small_net()), data, batch_size=8)
+    problem = opened(Centred(small_net()), data, batch_size=8)
     assert curvature_sweep(problem) is None
     assert problem.survey.coupled
 
@@ -127,11 +127,11 @@ def test_what_cannot_be_measured_is_refused_in_the_same_words(data: Data, ahead:
     inputs = data[0].clone()
     inputs[2] = torch.inf
     with pytest.raises(sl.SpiritlevelError, match=r"not finite \(first at sample 2\)"):
-        sl.per_sample(Problem(small_net(), (inputs, data[1]), batch_size=8), "hessian_trace")
+        sl.per_sample(opened(small_net(), (inputs, data[1]), batch_size=8), "hessian_trace")
     labels = data[1].clone()
     labels[20] = 7
     with pytest.raises(sl.UsageError, match="found the label 7 at sample 4"):
-        sl.per_sample(Problem(small_net(), (data[0], labels), batch_size=8), "hessian_trace")
+        sl.per_sample(opened(small_net(), (data[0], labels), batch_size=8), "hessian_trace")
 
 
 def test_nothing_is_left_behind(data: Data, ahead: list[bool]) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_left_behind(data: Data, ahead: list[bool]) -> None:
     before = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sl.measure(Problem(model, data, batch_size=8), ["hessian_trace"])
+        sl.measure(opened(model, data, batch_size=8), ["hessian_trace"])
     assert model.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -147,7 +147,7 @@ def test_nothing_is_left_behind(data: Data, ahead: list[bool]) -> None:
 
 def test_the_first_batch_is_compared_with_its_own_losses(data: Data) -> None:
     """Those of later batches join the others while a GPU compares, so what they join may not be read then."""
-    problem = Problem(small_net(), data, batch_size=8)
+    problem = opened(small_net(), data, batch_size=8)
     surveyor = Surveyor(problem)
     with problem.session():
         batches = list(problem.batches())

@@ -7,13 +7,14 @@ import math
 
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.symmetries import rescale_neurons
 from spiritlevel.engine.blocks import Blocks
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
@@ -22,7 +23,7 @@ ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 # --- an affine classifier: ACEHT is the trace ----------------------------------------------------------------------
 
 
-def affine(margins: Tensor, dtype: torch.dtype) -> Problem:
+def affine(margins: Tensor, dtype: torch.dtype) -> OpenProblem:
     """A classifier whose outputs have given margins: the first input decides, others only add to the norm."""
     torch.manual_seed(0)
     model = nn.Linear(5, 4).to(dtype)
@@ -32,7 +33,7 @@ def affine(margins: Tensor, dtype: torch.dtype) -> Problem:
         model.weight[:, 0] = torch.tensor([1.0, 0.0, -0.3, -0.7])
         model.bias.zero_()
         x[:, 0] = margins.to(dtype)
-    return Problem(model, (x, torch.zeros(len(margins)).long()), batch_size=16)
+    return opened(model, (x, torch.zeros(len(margins)).long()), batch_size=16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -55,7 +56,7 @@ def test_the_margin_bound_is_above_aceht_and_the_printed_formula_is_not(scale: f
         model.weight.mul_(scale)
     x = torch.randn(300, 6) * torch.linspace(0.1, 12, 300)[:, None]
     y = torch.randint(0, 5, (300,))  # most are misclassified
-    problem = Problem(model, (x, y))
+    problem = opened(model, (x, y))
     aceht, bound = (sl.per_sample(problem, name)[name] for name in ("aceht", "margin_bound"))
     assert bool((bound >= aceht * (1 - 1e-12)).all())
     printed = sl.per_sample(problem, "margin_bound", settings={"margin_bound.bound_norm": "l2"})["margin_bound"]
@@ -76,7 +77,7 @@ def test_the_last_layers_trace_is_aceht_of_the_features() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 3)).double()
     x = torch.randn(12, 4).double()
-    problem = Problem(model, (x, torch.randint(0, 3, (12,))))
+    problem = opened(model, (x, torch.randint(0, 3, (12,))))
     blocks = Blocks(problem, ALL)
     head = blocks.layer_trace("3")
     aceht = measure(problem, "aceht", settings={"aceht.feature": "penultimate"})["aceht"]
@@ -107,7 +108,7 @@ def test_a_bias_free_chain_has_the_same_quadratic_form_in_every_layer() -> None:
         nn.Linear(5, 4, bias=False),
     ).double()
     x = 2 * torch.randn(15, 1, 6, 6).double()
-    problem = Problem(model, (x, torch.randint(0, 4, (15,))), batch_size=4)
+    problem = opened(model, (x, torch.randint(0, 4, (15,))), batch_size=4)
     with torch.no_grad():
         f = model(x)
         p = f.softmax(1)
@@ -183,7 +184,7 @@ def test_normalised_sharpness_and_rho_are_unchanged_by_rescaling_neurons(seed: i
     changed = rescaled_by_hand(model, seed)
     torch.testing.assert_close(changed(data[0]), model(data[0]), rtol=1e-9, atol=1e-11)
     names = ["normalized_sharpness", "rho_sum", "rho_max", "hessian_trace"]
-    before, after = (measure(Problem(net, data, loss), names) for net in (model, changed))
+    before, after = (measure(opened(net, data, loss), names) for net in (model, changed))
     for name in names[:3]:
         assert after[name].value == pytest.approx(before[name].value, rel=1e-8)
         for layer, estimate in before.per_layer.get(name, {}).items():
@@ -194,7 +195,7 @@ def test_normalised_sharpness_and_rho_are_unchanged_by_rescaling_neurons(seed: i
 def test_the_symmetries_found_in_the_graph_do_the_same() -> None:
     model, data = stream()
     changed = rescale_neurons(model, data[0], seed=3, low=1e-3, high=1e3)
-    before, after = (measure(Problem(net, data), ["normalized_sharpness", "rho_sum"]) for net in (model, changed))
+    before, after = (measure(opened(net, data), ["normalized_sharpness", "rho_sum"]) for net in (model, changed))
     for name, estimate in before.items():
         assert after[name].value == pytest.approx(estimate.value, rel=1e-8)
 
@@ -207,11 +208,11 @@ def test_under_the_normalised_loss_outputs_may_be_scaled_and_shifted(factor: flo
         changed.head.weight.mul_(factor)
         changed.head.bias.mul_(factor).add_(shift)
     names = ["normalized_sharpness", "matrix_normalized_sharpness", "rho_sum", "kappa_tau_sum", "fisher_rao_norm"]
-    before, after = (measure(Problem(net, data, "normalized_cross_entropy"), names) for net in (model, changed))
+    before, after = (measure(opened(net, data, "normalized_cross_entropy"), names) for net in (model, changed))
     # A shift changes the size of the bias itself, which (13) counts and the length of θ too.
     for name in names if shift == 0 else ("normalized_sharpness", "rho_sum", "kappa_tau_sum"):
         assert after[name].value == pytest.approx(before[name].value, rel=1e-8)
-    plain_before, plain_after = (measure(Problem(net, data), "normalized_sharpness") for net in (model, changed))
+    plain_before, plain_after = (measure(opened(net, data), "normalized_sharpness") for net in (model, changed))
     if factor != 1:
         ratio = plain_after["normalized_sharpness"].value / plain_before["normalized_sharpness"].value
         assert abs(ratio - 1) > 0.05
@@ -220,7 +221,7 @@ def test_under_the_normalised_loss_outputs_may_be_scaled_and_shifted(factor: flo
 @pytest.mark.parametrize("loss", ["cross_entropy", "normalized_cross_entropy"])
 def test_normalised_sharpness_lies_in_its_sandwich(loss: str) -> None:
     model, data = stream()
-    problem = Problem(model, data, loss)
+    problem = opened(model, data, loss)
     report = measure(problem, ["normalized_sharpness", "matrix_normalized_sharpness"])
     found, matrix = report["normalized_sharpness"], report["matrix_normalized_sharpness"]
     diagonal = sl.curvature(problem).diagonal
@@ -242,7 +243,7 @@ def test_normalised_sharpness_lies_in_its_sandwich(loss: str) -> None:
 
 def test_lambda_scales_normalised_sharpness_by_its_root() -> None:
     model, data = stream()
-    problem = Problem(model, data)
+    problem = opened(model, data)
     one, other = (
         measure(problem, "normalized_sharpness", settings={"normalized_sharpness.lam": lam})["normalized_sharpness"]
         for lam in (0.5, 8.0)
@@ -255,7 +256,7 @@ def test_linear_regression_has_the_known_kappa() -> None:
     torch.manual_seed(5)
     model = nn.Linear(4, 1, bias=False).double()
     x = torch.randn(30, 4).double()
-    problem = Problem(model, (x, torch.randn(30, 1).double()), "mean_squared_error")
+    problem = opened(model, (x, torch.randn(30, 1).double()), "mean_squared_error")
     found = measure(problem, ["kappa_last", "kappa_tau_last"])
     moments = x.T @ x / 30
     norm = float(model.weight.detach().square().sum())
@@ -270,6 +271,6 @@ def test_the_floor_of_the_normalised_loss() -> None:
     model = nn.Linear(10, 10, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.eye(10))
-    survey = Problem(model, (outputs, torch.tensor([3])), "normalized_cross_entropy").survey
+    survey = opened(model, (outputs, torch.tensor([3])), "normalized_cross_entropy").survey
     assert survey.loss == pytest.approx(math.log1p(9 * math.exp(-10 / 3)), rel=1e-10)
     assert survey.loss == pytest.approx(0.2784389, abs=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import PIECEWISE_LINEAR
+from cases import PIECEWISE_LINEAR, opened
 from torch import Tensor, nn
 
 from spiritlevel.engine.blocks import Blocks
@@ -14,7 +14,7 @@ from spiritlevel.engine.layers.rules import rule_of
 from spiritlevel.engine.layers.sample_gradients import pad, patches
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.stages import Stages
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import WeightView, as_matrix, from_matrix, matrix_shape
 from spiritlevel.measures.reference import Dense
 
@@ -103,7 +103,7 @@ def _rule_cases() -> list[str]:
 @pytest.mark.parametrize("name", _rule_cases())
 def test_gradients_by_rule_are_those_of_autograd(name: str) -> None:
     """Every functional of the samples' gradients, from gradients taken one sample and one column at a time."""
-    problem = PIECEWISE_LINEAR[name].problem(count=4)
+    problem = PIECEWISE_LINEAR[name].opened(count=4)
     with problem.session():
         (batch,) = problem.batches()
         with Recorder(problem) as recorder:
@@ -122,7 +122,7 @@ def test_gradients_by_rule_are_those_of_autograd(name: str) -> None:
                 )
 
 
-def _one_by_one(problem: Problem, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
+def _one_by_one(problem: OpenProblem, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
     """Gradients of column·output for each column and sample, (K, B, *shape)."""
     found: dict[str, list[Tensor]] = {full: [] for full in problem.parameters}
     for column in columns:
@@ -205,7 +205,7 @@ class SequenceFirst(nn.Module):
 def test_unusual_models_take_the_general_way(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     make = {(4,): Temperature, (1, 4): Squeezing}.get(shape, SequenceFirst)
-    problem = Problem(make().double(), (torch.randn(6, *shape), torch.randint(0, 3, (6,))), batch_size=6)
+    problem = opened(make().double(), (torch.randn(6, *shape), torch.randint(0, 3, (6,))), batch_size=6)
     blocks, dense = Blocks(problem, frozenset({"diagonal", "rows", "columns", "transposed"})), Dense(problem)
     assert blocks.exact
     assert blocks.sums is not None
@@ -218,7 +218,7 @@ def test_unusual_models_take_the_general_way(shape: tuple[int, ...]) -> None:
 def test_an_embedding_with_repeated_tokens_adds_before_squaring() -> None:
     model = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(6, 2)).double()
     tokens = torch.tensor([[1, 1, 1], [0, 3, 0]])
-    problem = Problem(model, (tokens, torch.tensor([0, 1])))
+    problem = opened(model, (tokens, torch.tensor([0, 1])))
     with problem.session():
         (batch,) = problem.batches()
         with Recorder(problem) as recorder:

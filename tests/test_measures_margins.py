@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.outputs import forward_statistics, margins
 from spiritlevel.engine.passes.radial import radial_statistics
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses import CrossEntropy
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.fisher_rao import fisher_rao_diagonal, fisher_rao_norm
 from spiritlevel.measures.margins import (
     aceht,
@@ -58,11 +59,11 @@ def network(kind: str) -> nn.Module:
     ).double()
 
 
-def problems() -> dict[str, Problem]:
+def problems() -> dict[str, OpenProblem]:
     weighted = CrossEntropy(class_weights=[1.0, 2.0, 0.5, 3.0])
     return {
-        "relu": Problem(network("relu"), data(), batch_size=7),
-        "class weights": Problem(network("tanh without head bias"), data(), weighted, batch_size=16),
+        "relu": opened(network("relu"), data(), batch_size=7),
+        "class weights": opened(network("tanh without head bias"), data(), weighted, batch_size=16),
     }
 
 
@@ -119,7 +120,7 @@ def test_derivatives_along_the_parameters_for_other_losses_in_float32(loss):
         y[2, 1:], y[5] = -100, -100
     elif loss == "normalized_cross_entropy":
         y = torch.randint(0, 4, (11,))
-    problem = Problem(model, (x, y), loss, batch_size=4)
+    problem = opened(model, (x, y), loss, batch_size=4)
     radial, dense = radial_statistics(problem), Dense(problem)
     slopes = dense.sample_gradients @ dense.theta
     assert torch.allclose(radial.loss_slope, slopes, rtol=0, atol=1e-5 * float(slopes.abs().max()))
@@ -160,7 +161,7 @@ def test_a_missing_or_wrong_forward_derivative_is_found_out_and_not_used(functio
             return self.outer(function.apply(torch.tanh(self.inner(x))))
 
     torch.manual_seed(0)
-    problem = Problem(Scaled().double(), (torch.randn(9, 3).double(), torch.randint(0, 3, (9,))), batch_size=4)
+    problem = opened(Scaled().double(), (torch.randn(9, 3).double(), torch.randint(0, 3, (9,))), batch_size=4)
     radial, dense = radial_statistics(problem), Dense(problem)
     assert torch.allclose(radial.loss_slope, dense.sample_gradients @ dense.theta, rtol=1e-9)
     assert problem.spent["gradient"] == 2
@@ -168,7 +169,7 @@ def test_a_missing_or_wrong_forward_derivative_is_found_out_and_not_used(functio
 
 def test_fisher_rao_norm_of_a_bias_free_relu_net_has_a_closed_form():
     x, y = data()
-    problem = Problem(network("bias-free"), (x, y), batch_size=10)
+    problem = opened(network("bias-free"), (x, y), batch_size=10)
     radial, outputs = radial_statistics(problem), problem.survey.outputs
     p = outputs.softmax(1)
     slope = (p * outputs).sum(1) - outputs.gather(1, y[:, None])[:, 0]  # <∂ℓ/∂f, f> of cross-entropy
@@ -189,7 +190,7 @@ def test_full_fisher_rao_norm_ignores_a_weight_written_as_a_sum_and_the_diagonal
         def forward(self, x: Tensor) -> Tensor:
             return x @ (self.one + self.two).T
 
-    even, uneven = (Problem(Two(share), data()) for share in (0.5, 1.0))
+    even, uneven = (opened(Two(share), data()) for share in (0.5, 1.0))
     norms = [float(fisher_rao_norm(radial_statistics(p)).value) for p in (even, uneven)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-13)
     diagonals = [fisher_rao_norms(p)[2] for p in (even, uneven)]
@@ -202,7 +203,7 @@ def test_slopes_of_very_confident_samples_keep_their_digits():
     model = nn.Linear(1, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[60.0], [0.0], [-1.0]]))
-    problem = Problem(model, (torch.ones(2, 1), torch.tensor([0, 0])))
+    problem = opened(model, (torch.ones(2, 1), torch.tensor([0, 0])))
     f = [60.0, 0.0, -1.0]
     expected = sum(math.exp(v - 60) * (v - 60) for v in f)  # Σ p_j (f_j - f_y)
     assert float(radial_statistics(problem).loss_slope[0]) == pytest.approx(expected, rel=1e-6)
@@ -211,18 +212,18 @@ def test_slopes_of_very_confident_samples_keep_their_digits():
 def test_aceht_is_the_exact_trace_of_an_affine_classifier_and_of_any_last_layer():
     for bias in (True, False):
         torch.manual_seed(2)
-        problem = Problem(nn.Linear(5, 4, bias=bias).double(), data())
+        problem = opened(nn.Linear(5, 4, bias=bias).double(), data())
         stats = forward_statistics(problem)
         assert stats.head_has_bias is bias
         assert float(aceht(stats).value) == pytest.approx(float(Dense(problem).hessian.trace()), rel=1e-12)
-    problem = Problem(network("relu"), data())
+    problem = opened(network("relu"), data())
     stats, dense = forward_statistics(problem), Dense(problem)
     last = dense.block("2.weight").trace() + dense.block("2.bias").trace()
     assert float(aceht(stats, feature="penultimate").value) == pytest.approx(float(last), rel=1e-12)
 
 
 def test_the_printed_bound_is_no_upper_bound_and_ours_is():
-    problem = Problem(network("relu"), data(count=200))
+    problem = opened(network("relu"), data(count=200))
     stats = forward_statistics(problem)
     exact = aceht(stats).samples["aceht"]
     ours = margin_bound(stats).samples["margin_bound"]
@@ -245,7 +246,7 @@ def test_margins_from_0_to_60_in_float32_keep_six_digits():
     labels = torch.full((121,), 2)
     labels[60:] = 1  # confidently wrong ones too
     found = margins(scores, labels)
-    problem = Problem(nn.Linear(5, 5), (scores, labels), forward=lambda model, batch: batch[0] + 0 * model(batch[0]))
+    problem = opened(nn.Linear(5, 5), (scores, labels), forward=lambda model, batch: batch[0] + 0 * model(batch[0]))
     impurity = forward_statistics(problem).impurity
     for i, (row, label) in enumerate(zip(scores.tolist(), labels.tolist())):
         powers = [Decimal(value).exp() for value in row]
@@ -259,15 +260,15 @@ def test_margins_from_0_to_60_in_float32_keep_six_digits():
 
 
 def test_batch_size_changes_nothing_and_outputs_need_not_be_kept():
-    whole = forward_statistics(Problem(network("relu"), data(), batch_size=41))
-    problem = Problem(network("relu"), data(), batch_size=3)
-    problem.__dict__["survey"] = replace(problem.survey, outputs=None)  # as where they are too many to keep
+    whole = forward_statistics(opened(network("relu"), data(), batch_size=41))
+    problem = opened(network("relu"), data(), batch_size=3)
+    problem.known_survey = replace(problem.survey, outputs=None)  # as where they are too many to keep
     parts = forward_statistics(problem)
     for name in ("output_margin", "softmax_margin", "impurity", "one_minus_margin_squared", "feature_norm_squared"):
         assert torch.allclose(getattr(whole, name), getattr(parts, name), rtol=1e-13, atol=0)
     assert whole.problem.spent["forward"] == 2  # the first sweep, and the one for the features
     assert parts.problem.spent["forward"] == 3
-    radial = [radial_statistics(Problem(network("relu"), data(), batch_size=size)) for size in (41, 3)]
+    radial = [radial_statistics(opened(network("relu"), data(), batch_size=size)) for size in (41, 3)]
     assert torch.allclose(radial[0].loss_slope, radial[1].loss_slope, rtol=1e-12, atol=1e-15)
     assert torch.allclose(radial[0].curvature, radial[1].curvature, rtol=1e-12, atol=1e-15)
 
@@ -281,7 +282,7 @@ def test_data_that_comes_in_another_order_is_refused():
             order = rng.permutation(len(x))
             return iter([(x[order], y[order])])
 
-    problem = Problem(network("relu"), Shuffled())
+    problem = opened(network("relu"), Shuffled())
     assert problem.survey.count == 41
     with pytest.raises(SpiritlevelError, match="two sweeps over the same data disagree"):
         forward_statistics(problem)
@@ -293,8 +294,8 @@ def test_ignored_labels_do_not_count():
     x, y = data()
     ignored = y.clone()
     ignored[::3] = -100
-    stats = forward_statistics(Problem(network("relu"), (x, ignored)))
-    kept = forward_statistics(Problem(network("relu"), (x[ignored >= 0], y[ignored >= 0])))
+    stats = forward_statistics(opened(network("relu"), (x, ignored)))
+    kept = forward_statistics(opened(network("relu"), (x[ignored >= 0], y[ignored >= 0])))
     for measure in (output_margin, softmax_margin, margin_skewness, margin_bound, aceht, softmax_impurity):
         assert float(measure(stats).value) == pytest.approx(float(measure(kept).value), rel=1e-12)
         assert measure(stats).value.samples == int((ignored >= 0).sum())
@@ -303,7 +304,7 @@ def test_ignored_labels_do_not_count():
 
 def test_what_has_no_meaning_says_why():
     x, _ = data()
-    regression = forward_statistics(Problem(network("relu"), (x, x[:, :4]), "mse"))
+    regression = forward_statistics(opened(network("relu"), (x, x[:, :4]), "mse"))
     for measure in (output_margin, softmax_margin, margin_skewness, margin_bound):
         found = measure(regression).value
         assert found.status == "not_applicable"
@@ -311,31 +312,31 @@ def test_what_has_no_meaning_says_why():
     assert "no class scores" in aceht(regression).value.reason
     assert "no class scores" in softmax_impurity(regression).value.reason
 
-    soft = forward_statistics(Problem(network("relu"), (x, x[:, :4].softmax(1))))
+    soft = forward_statistics(opened(network("relu"), (x, x[:, :4].softmax(1))))
     assert soft.output_margin is None
     assert softmax_impurity(soft).value.ok
 
     tokens = torch.randint(0, 9, (12, 3))
     embedded = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(6, 4), nn.LogSoftmax(1)).double()
-    stats = forward_statistics(Problem(embedded, (tokens, torch.randint(0, 4, (12,)))))
+    stats = forward_statistics(opened(embedded, (tokens, torch.randint(0, 4, (12,)))))
     assert "no floating-point input" in aceht(stats).value.reason
     assert "not those of one linear layer" in aceht(stats, feature="penultimate").value.reason
 
     constant = nn.Linear(5, 4).double()
     nn.init.zeros_(constant.weight)
-    flat = forward_statistics(Problem(constant, (x, torch.zeros(len(x), dtype=torch.long))))
+    flat = forward_statistics(opened(constant, (x, torch.zeros(len(x), dtype=torch.long))))
     assert "all margins are equal" in margin_skewness(flat).value.reason
 
 
 def test_an_in_place_activation_does_not_hide_that_the_outputs_are_no_linear_layer():
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True)).double()
-    assert forward_statistics(Problem(model, data())).head is None
+    assert forward_statistics(opened(model, data())).head is None
 
 
 def test_the_model_comes_back_as_it_was():
     model = network("relu").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    problem = Problem(model, data())
+    problem = opened(model, data())
     forward_statistics(problem).feature_norm_squared  # noqa: B018
     radial_statistics(problem)
     assert model.training
@@ -387,7 +388,7 @@ def test_quantiles_are_the_usual_ones_and_too_few_samples_have_no_error():
     assert one_apart.skewness().stderr is None  # without the last sample there is no skewness
 
 
-def fisher_rao_norms(problem: Problem) -> list[float]:
+def fisher_rao_norms(problem: OpenProblem) -> list[float]:
     fisher = curvature_sweep(problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)
     radial = radial_statistics(problem)
     found = [fisher_rao_norm(radial), fisher_rao_norm(radial, labels="model"), fisher_rao_diagonal(problem, fisher)]
@@ -397,32 +398,32 @@ def fisher_rao_norms(problem: Problem) -> list[float]:
 @pytest.mark.parametrize("factors", [[4.0] * 6, [0.1, 1.0, 3.0, 10.0, 0.5, 2.0]], ids=["layer", "neuron"])
 def test_fisher_rao_norms_survive_rescaling_and_not_the_scaling_of_outputs(factors):
     x, y = data()
-    before = fisher_rao_norms(Problem(network("relu"), (x, y)))
+    before = fisher_rao_norms(opened(network("relu"), (x, y)))
     model = network("relu")
     by = torch.tensor(factors, dtype=torch.float64)
     with torch.no_grad():
         model[0].weight *= by[:, None]
         model[0].bias *= by
         model[2].weight /= by
-    assert fisher_rao_norms(Problem(model, (x, y))) == pytest.approx(before, rel=1e-11)
+    assert fisher_rao_norms(opened(model, (x, y))) == pytest.approx(before, rel=1e-11)
     with torch.no_grad():
         for parameter in model[2].parameters():
             parameter *= 3
-    assert all(abs(new / old - 1) > 0.1 for new, old in zip(fisher_rao_norms(Problem(model, (x, y))), before))
+    assert all(abs(new / old - 1) > 0.1 for new, old in zip(fisher_rao_norms(opened(model, (x, y))), before))
     # The standardised loss does not see the scale of the outputs.
-    original, scaled = (Problem(m, (x, y), "normalized_cross_entropy") for m in (network("relu"), model))
+    original, scaled = (opened(m, (x, y), "normalized_cross_entropy") for m in (network("relu"), model))
     assert fisher_rao_norms(scaled) == pytest.approx(fisher_rao_norms(original), rel=1e-9, abs=1e-12)
 
 
 def test_scaling_the_outputs_does_what_is_declared():
     x, y = data()
     model = network("relu")
-    problem = Problem(model, (x, y))
+    problem = opened(model, (x, y))
     scaled = network("relu")
     with torch.no_grad():
         scaled[2].weight *= 3
         scaled[2].bias *= 3
-    before, after = forward_statistics(problem), forward_statistics(Problem(scaled, (x, y)))
+    before, after = forward_statistics(problem), forward_statistics(opened(scaled, (x, y)))
     for measure in (aceht, margin_bound, output_margin, softmax_margin, margin_skewness, softmax_impurity):
         same = float(measure(before).value) == pytest.approx(float(measure(after).value), rel=1e-10)
         assert same is measure.invariances["output_scaling"], measure.name

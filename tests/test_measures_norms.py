@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 from spiritlevel.engine.passes.outputs import forward_statistics
-from spiritlevel.engine.problem import Problem
 from spiritlevel.measures import norms as norms_module
 from spiritlevel.measures.norms import matrix_sizes, spectral_complexity, weight_norm
 from spiritlevel.measures.reference.dense import Dense
@@ -41,7 +41,7 @@ def right_labels(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("conv", ["reshaped", "fft"])
 def test_layer_norms_are_those_of_the_matrix_written_out(conv):
-    problem = Problem(convolutional(), images(), batch_size=8)
+    problem = opened(convolutional(), images(), batch_size=8)
     expected = layer_matrices(Dense(problem), conv)
     found = weight_norm(problem, conv=conv)
     assert float(found.value) == pytest.approx(weight_norm.reference(Dense(problem)), rel=1e-14)
@@ -57,13 +57,13 @@ def test_layer_norms_are_those_of_the_matrix_written_out(conv):
 
 
 def test_a_convolution_that_has_no_circular_form_says_why():
-    problem = Problem(convolutional(), images())
+    problem = opened(convolutional(), images())
     read_as = {name: sizes.read_as for name, sizes in matrix_sizes(problem, "fft").items()}
     assert read_as["0"] == "circular convolution over 6 x 5"
     assert "its stride is 2 x 2" in read_as["4"]
     assert read_as["6"] == "matrix"
     small = nn.Sequential(nn.Conv2d(2, 3, 7, padding=3), nn.Flatten(), nn.Linear(90, 3)).double()
-    assert "larger than its input" in matrix_sizes(Problem(small, images()), "fft")["0"].read_as
+    assert "larger than its input" in matrix_sizes(opened(small, images()), "fft")["0"].read_as
 
 
 @pytest.mark.parametrize("kind", [nn.ConvTranspose2d, nn.Conv2d])
@@ -71,11 +71,11 @@ def test_circular_norm_of_a_transposed_convolution_is_that_of_its_transpose(kind
     torch.manual_seed(3)
     model = nn.Sequential(kind(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(60, 3)).double()
     weight = model[0].weight.detach()
-    sizes = matrix_sizes(Problem(model, images()), "fft")["0"]
+    sizes = matrix_sizes(opened(model, images()), "fft")["0"]
     forward = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(60, 3)).double()
     with torch.no_grad():
         forward[0].weight.copy_(weight)
-    matrix = layer_matrices(Dense(Problem(forward, images())), "fft")["0.weight"]
+    matrix = layer_matrices(Dense(opened(forward, images())), "fft")["0.weight"]
     assert sizes.spectral == pytest.approx(np.linalg.norm(matrix, 2), rel=1e-12)
 
 
@@ -101,7 +101,7 @@ def test_the_two_by_two_example_of_tsuzuku_et_al():
         with torch.no_grad():
             model[0].weight.copy_(torch.tensor(first))
             model[2].weight.copy_(torch.tensor(second))
-        found = weight_norm(Problem(model, (x, y))).layers
+        found = weight_norm(opened(model, (x, y))).layers
         assert [float(found["spectral_norm"][name]) for name in ("0", "2")] == pytest.approx(spectral, rel=1e-3)
     # Rescaling single neurons drives the stable rank towards 1.
     assert float(found["stable_rank"]["2"]) == pytest.approx(1, abs=1e-3)
@@ -112,7 +112,7 @@ def test_the_two_by_two_example_of_tsuzuku_et_al():
 def test_spectral_complexity_equals_its_reference(conv, margin):
     model = convolutional()
     x, _ = images()
-    problem = Problem(model, (x, right_labels(model, x)), batch_size=7)
+    problem = opened(model, (x, right_labels(model, x)), batch_size=7)
     found = spectral_complexity(problem, forward_statistics(problem), margin=margin, conv=conv).value
     expected = spectral_complexity.reference(Dense(problem), margin=margin, conv=conv)
     assert found.ok
@@ -124,17 +124,17 @@ def test_spectral_complexity_equals_its_reference(conv, margin):
 def test_spectral_complexity_needs_a_margin_above_zero_and_weights():
     model = convolutional()
     x, _ = images()
-    wrong = Problem(model, (x, (right_labels(model, x) + 1) % 3))
+    wrong = opened(model, (x, (right_labels(model, x) + 1) % 3))
     found = spectral_complexity(wrong, forward_statistics(wrong)).value
     assert found.status == "not_applicable"
     assert found.reason.startswith("the median output margin is -")
-    biases = Problem(model, (x, right_labels(model, x)), parameters="*.bias")
+    biases = opened(model, (x, right_labels(model, x)), parameters="*.bias")
     assert (
         "no chosen parameter is a weight matrix" in spectral_complexity(biases, forward_statistics(biases)).value.reason
     )
     with torch.no_grad():
         model[4].weight.zero_()
-    empty = Problem(model, (x, right_labels(model, x)))
+    empty = opened(model, (x, right_labels(model, x)))
     assert "layer 4 is all zeros" in spectral_complexity(empty, forward_statistics(empty)).value.reason
     rank = weight_norm(empty).layers["stable_rank"]["4"]
     assert rank.status == "not_applicable"
@@ -147,7 +147,7 @@ def test_spectral_complexity_too_large_for_a_number_is_reported_by_its_logarithm
         for layer in model:
             layer.weight *= 1e140
     x = torch.randn(9, 3, dtype=torch.float64) * 1e-306
-    problem = Problem(model, (x, right_labels(model, x)))
+    problem = opened(model, (x, right_labels(model, x)))
     found = spectral_complexity(problem, forward_statistics(problem)).value
     assert found.status == "not_finite"
     assert found.details["log"] > 700
@@ -162,7 +162,7 @@ def test_declared_answers_hold_on_a_chain():
         return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
 
     def values(model: nn.Module, labels: Tensor) -> tuple[float, float]:
-        problem = Problem(model, (x, labels))
+        problem = opened(model, (x, labels))
         complexity = spectral_complexity(problem, forward_statistics(problem)).value
         return float(weight_norm(problem).value), float(complexity)
 

@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 from spiritlevel.engine.estimators.balancing import balance
 from spiritlevel.engine.passes.perturbed import Perturbed
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.noise_scales import balanced_scales, fitted_scales
 from spiritlevel.measures.pac_bayes import _Candidate, _lowest, normalized_sharpness_direct, pac_bayes_terms
 from spiritlevel.measures.reference.dense import Dense
@@ -25,7 +26,7 @@ FLOAT = torch.float64
 class DenseDiagonal:
     """The Hessian's diagonal by parameter, from the dense Hessian."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.dense = Dense(problem)
 
     def diagonal(self, name: str) -> object:
@@ -35,15 +36,17 @@ class DenseDiagonal:
         return Value
 
 
-def regression(seed: int = 0) -> Problem:
+def regression(seed: int = 0) -> OpenProblem:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(40, 4, generator=generator, dtype=FLOAT) * torch.tensor([1.0, 0.3, 2.0, 1.0], dtype=FLOAT)
     torch.manual_seed(seed)
     model = nn.Linear(4, 3, bias=False).double()
-    return Problem(model, (x, torch.randn(40, 3, generator=generator, dtype=FLOAT)), "mse")
+    return opened(model, (x, torch.randn(40, 3, generator=generator, dtype=FLOAT)), "mse")
 
 
-def classifier(seed: int = 0, count: int = 60, bias: bool = True, dead: bool = False, spread: float = 0.4) -> Problem:
+def classifier(
+    seed: int = 0, count: int = 60, bias: bool = True, dead: bool = False, spread: float = 0.4
+) -> OpenProblem:
     generator = torch.Generator().manual_seed(seed)
     centres = 2.5 * torch.eye(3, dtype=FLOAT)
     y = torch.arange(count) % 3
@@ -61,10 +64,10 @@ def classifier(seed: int = 0, count: int = 60, bias: bool = True, dead: bool = F
         nn.functional.cross_entropy(model(x), y).backward()
         optimiser.step()
     optimiser.zero_grad()
-    return Problem(model, (x, y))
+    return opened(model, (x, y))
 
 
-def rescaled(problem: Problem, factors: Tensor) -> Problem:
+def rescaled(problem: OpenProblem, factors: Tensor) -> OpenProblem:
     """Scale the hidden units of a ReLU classifier against their outgoing weights: the function stays the same."""
     model = copy.deepcopy(problem.model)
     with torch.no_grad():
@@ -73,10 +76,10 @@ def rescaled(problem: Problem, factors: Tensor) -> Problem:
             model[0].bias *= factors
         model[2].weight /= factors
     (content,) = list(problem.source.read())
-    return Problem(model, tuple(content))
+    return opened(model, tuple(content))
 
 
-def bound(problem: Problem, seed: int = 0, **settings: object) -> Estimate:
+def bound(problem: OpenProblem, seed: int = 0, **settings: object) -> Estimate:
     return pac_bayes_terms(problem, Perturbed(problem), DenseDiagonal(problem), seed, **settings)
 
 
@@ -226,7 +229,7 @@ def test_bound_needs_classes_and_sensible_settings() -> None:
 # --- equation (62) ---------------------------------------------------------------------------------------------------
 
 
-def direct(problem: Problem, seed: int = 0, **settings: object) -> Estimate:
+def direct(problem: OpenProblem, seed: int = 0, **settings: object) -> Estimate:
     return normalized_sharpness_direct(problem, Perturbed(problem), seed, **settings)
 
 
@@ -265,7 +268,7 @@ def test_noise_without_end_is_called_degenerate() -> None:
     # A loss that saturates: at small λ unlimited noise is cheapest.
     problem = regression()
     (content,) = list(problem.source.read())
-    flat = Problem(problem.model, tuple(content), lambda f, batch: 1e-6 * torch.tanh(f.square().sum(1)))
+    flat = opened(problem.model, tuple(content), lambda f, batch: 1e-6 * torch.tanh(f.square().sum(1)))
     found = direct(flat, lam=0.5)
     assert not found.ok
     assert "degenerate" in found.reason

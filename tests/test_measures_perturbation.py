@@ -8,13 +8,14 @@ import math
 
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 from spiritlevel.engine.estimators.box_maximum import maximise_in_box
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.passes.head import HeadLoss
 from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.feature_robustness import feature_robustness
 from spiritlevel.measures.perturbation import keskar_sharpness, noise_curvature
 from spiritlevel.measures.reference.dense import Dense
@@ -36,19 +37,19 @@ def classes(seed: int, count: int, inputs: int, labels: int) -> tuple[Tensor, Te
     return x, torch.randint(0, labels, (count,), generator=generator)
 
 
-def mlp_problem(seed: int = 0, activation: type[nn.Module] = nn.Tanh, **options: object) -> Problem:
+def mlp_problem(seed: int = 0, activation: type[nn.Module] = nn.Tanh, **options: object) -> OpenProblem:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 3)).double()
-    return Problem(model, classes(seed, 10, 3, 3), **{"batch_size": 4, **options})  # type: ignore[arg-type]
+    return opened(model, classes(seed, 10, 3, 3), **{"batch_size": 4, **options})  # type: ignore[arg-type]
 
 
-def shapes(problem: Problem) -> dict[str, torch.Size]:
+def shapes(problem: OpenProblem) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in problem.chosen_parameters.items()}
 
 
-def trained(problem: Problem, steps: int = 200) -> Problem:
+def trained(problem: OpenProblem, steps: int = 200) -> OpenProblem:
     """Move a small problem's own model to a minimum of its loss by full-batch quasi-Newton steps."""
-    (content,) = list(Problem(problem.model, classes_of(problem), problem.loss).source.read())
+    (content,) = list(opened(problem.model, classes_of(problem), problem.loss).source.read())
     optimiser = torch.optim.LBFGS(problem.model.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -61,7 +62,7 @@ def trained(problem: Problem, steps: int = 200) -> Problem:
     return problem
 
 
-def classes_of(problem: Problem) -> tuple[Tensor, Tensor]:
+def classes_of(problem: OpenProblem) -> tuple[Tensor, Tensor]:
     parts = list(problem.source.read())
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
@@ -128,7 +129,7 @@ def test_errors_count_the_wrong_samples() -> None:
     x, y = classes_of(problem)
     wanted = (dense.outputs(problem.flatten(there), (x, y)).argmax(1) != y).double().mean()
     assert float(perturbed.errors([there])[0]) == float(wanted)
-    regression = Problem(problem.model, (x, torch.randn(10, 3, dtype=FLOAT)), "mse")
+    regression = opened(problem.model, (x, torch.randn(10, 3, dtype=FLOAT)), "mse")
     with pytest.raises(SpiritlevelError, match="class scores"):
         Perturbed(regression).errors([{}])
 
@@ -173,7 +174,7 @@ def test_data_that_changed_between_sweeps_is_refused() -> None:
             order = torch.randperm(8, generator=torch.Generator().manual_seed(next(readings)))
             yield x[order], y[order]
 
-    problem = Problem(mlp_problem().model, Shuffled())
+    problem = opened(mlp_problem().model, Shuffled())
     with pytest.raises(SpiritlevelError, match="disagree"):
         Perturbed(problem).loss([{}])
 
@@ -194,7 +195,7 @@ class Convolutional(nn.Module):
 def test_laying_convolutions_out_otherwise_changes_no_loss(by_view: bool) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(9, 2, 4, 4), torch.randint(0, 3, (9,))
-    problem = Problem(Convolutional(by_view), (x, y), batch_size=4)
+    problem = opened(Convolutional(by_view), (x, y), batch_size=4)
     perturbed = Perturbed(problem)
     step = gaussian_noise(shapes(problem), 0, 0)
     found = perturbed.sample_losses([moved(problem.chosen_parameters, step, size) for size in (0.0, 0.1)])
@@ -228,7 +229,7 @@ def test_noise_curvature_of_a_smooth_network_is_near_its_trace_and_brute_force()
 def test_noise_curvature_of_a_quadratic_loss_is_the_same_at_every_radius() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 3, dtype=FLOAT)
-    problem = Problem(nn.Linear(3, 2).double(), (x, torch.randn(12, 2, dtype=FLOAT)), "mse")
+    problem = opened(nn.Linear(3, 2).double(), (x, torch.randn(12, 2, dtype=FLOAT)), "mse")
     found = noise_curvature(problem, Perturbed(problem), 5, draws=8)
     hessian = Dense(problem).hessian
     # The same draws at every radius: a quadratic loss gives the mean of their own quadratic forms, no more noise.
@@ -243,7 +244,7 @@ def test_noise_curvature_sees_kinks_the_hessian_does_not_have() -> None:
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).double()
     with torch.no_grad():
         model[0].weight.fill_(1e-4)
-    problem = Problem(model, (torch.ones(4, 1, dtype=FLOAT), torch.zeros(4)), lambda f, batch: f[:, 0])
+    problem = opened(model, (torch.ones(4, 1, dtype=FLOAT), torch.zeros(4)), lambda f, batch: f[:, 0])
     found = noise_curvature(problem, Perturbed(problem), 0, draws=64, radii=(1e-6, 1e-2))
     assert found.details["radii"][0]["value"] == pytest.approx(0, abs=1e-3)
     # E[relu(w + s e) + relu(w - s e) - 2 w] / s^2 -> sqrt(2 / pi) / s
@@ -294,7 +295,7 @@ def test_keskar_reaches_the_best_vertex_of_convex_problems(eps: float, seed: int
     torch.manual_seed(seed)
     inputs = 3 if seed == 2 else 2
     model = nn.Linear(inputs, 3, bias=seed == 2).double()  # 12 or 6 parameters, convex
-    problem = Problem(model, classes(seed, 15, inputs, 3))
+    problem = opened(model, classes(seed, 15, inputs, 3))
     if seed % 2 == 0:  # at a minimum every gradient method started at w would stay there
         trained(problem)
     highest = keskar_sharpness.reference(Dense(problem), eps=eps)  # type: ignore[misc]
@@ -331,7 +332,7 @@ def test_keskar_in_a_subspace_moves_only_there() -> None:
 
 def test_keskar_does_not_claim_a_finished_search_it_broke_off() -> None:
     # A sine: inside the box the gradient vanishes at an interior maximum, which one iteration does not reach.
-    problem = Problem(
+    problem = opened(
         nn.Linear(4, 1, bias=False).double(),
         (torch.eye(4, dtype=FLOAT), torch.zeros(4)),
         lambda f, batch: 2 + torch.sin(40 * f[:, 0]),
@@ -356,7 +357,7 @@ def test_a_loss_without_numbers_nearby_is_no_sharpness_of_zero() -> None:
     def undefined(f: Tensor, batch: object) -> Tensor:
         return torch.where((f[:, 0] - 1).abs() < 1e-9, f[:, 0], torch.nan * f[:, 0])
 
-    problem = Problem(model, (x, torch.zeros(2)), undefined)
+    problem = opened(model, (x, torch.zeros(2)), undefined)
     found = keskar_sharpness(problem, Perturbed(problem), 0)
     assert found.status == "not_finite"
 
@@ -396,7 +397,7 @@ def test_box_search_finds_the_best_corner_of_quadratics() -> None:
 class DenseBlocks:
     """Relative flatness from the dense Hessian: Σ ⟨w_s, w_s'⟩ Tr H_ss'."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem, self.dense = problem, Dense(problem)
 
     def transposed(self, layer: str) -> Estimate:
@@ -407,14 +408,14 @@ class DenseBlocks:
         return Estimate(float(torch.einsum("sk,tk,siti->", weight, weight, block)))
 
 
-def robustness(problem: Problem, seed: int = 0, **settings: object) -> Estimate:
+def robustness(problem: OpenProblem, seed: int = 0, **settings: object) -> Estimate:
     return feature_robustness(problem, Perturbed(problem), DenseBlocks(problem), seed, **settings)
 
 
-def features_problem(seed: int, features: int = 2, fit: bool = True) -> Problem:
+def features_problem(seed: int, features: int = 2, fit: bool = True) -> OpenProblem:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, features), nn.Tanh(), nn.Linear(features, 3)).double()
-    problem = Problem(model, classes(seed, 14, 3, 3), batch_size=5)
+    problem = opened(model, classes(seed, 14, 3, 3), batch_size=5)
     return trained(problem, 30) if fit else problem
 
 
@@ -475,14 +476,14 @@ def test_feature_robustness_uses_the_layer_called_last_and_refuses_others() -> N
             return self.head(torch.tanh(self.body(x)))
 
     torch.manual_seed(0)
-    problem = Problem(Backwards().double(), classes(0, 8, 3, 3))
+    problem = opened(Backwards().double(), classes(0, 8, 3, 3))
     assert robustness(problem).details["layer"] == "head"
     assert robustness(problem, layer="body").details["features"] == 3
     with pytest.raises(UsageError, match="did you mean head"):
         robustness(problem, layer="heads")
     convolution = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten()).double()
     x, y = torch.randn(6, 1, 3, dtype=FLOAT), torch.randint(0, 2, (6,))
-    unsuited = Problem(convolution, (x, y))
+    unsuited = opened(convolution, (x, y))
     assert robustness(unsuited).status == "not_applicable"
     with pytest.raises(UsageError, match="linear layer"):
         robustness(unsuited, layer="0")
@@ -519,7 +520,7 @@ def test_features_of_a_last_weight_that_is_used_elsewhere_too_move_alone() -> No
             return self.head(torch.tanh(self.body(x)) + 0.5 * torch.tanh(x @ self.head.weight))
 
     torch.manual_seed(0)
-    problem = Problem(Twice().double(), classes(0, 8, 3, 3))
+    problem = opened(Twice().double(), classes(0, 8, 3, 3))
     found = robustness(problem)
     assert found.value == pytest.approx(feature_robustness.reference(Dense(problem)), rel=0.1)  # type: ignore[misc]
 
@@ -528,16 +529,16 @@ def test_feature_robustness_is_invariant_to_layer_scaling_only() -> None:
     problem = features_problem(2, features=3)
     model = copy.deepcopy(problem.model)
     model[1] = nn.Identity()  # linear features, so that scaling one layer against the next keeps the function
-    linear = Problem(model, classes_of(problem))
+    linear = opened(model, classes_of(problem))
     value = robustness(linear).value
     with torch.no_grad():
         model[0].weight *= 7.0
         model[0].bias *= 7.0
         model[2].weight /= 7.0
-    assert robustness(Problem(model, classes_of(problem))).value == pytest.approx(value, rel=1e-3)
+    assert robustness(opened(model, classes_of(problem))).value == pytest.approx(value, rel=1e-3)
     factors = torch.tensor([10.0, 0.1, 1.0], dtype=FLOAT)
     with torch.no_grad():
         model[0].weight *= factors[:, None]
         model[0].bias *= factors
         model[2].weight /= factors
-    assert robustness(Problem(model, classes_of(problem))).value > 1.5 * value
+    assert robustness(opened(model, classes_of(problem))).value > 1.5 * value

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import PIECEWISE_LINEAR, SMOOTH
+from cases import PIECEWISE_LINEAR, SMOOTH, opened
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +19,7 @@ from spiritlevel.engine.operators.derivative_check import SAMPLES, path_of
 from spiritlevel.engine.operators.layer_tops import block_products
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
 from spiritlevel.engine.operators.products import Products
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -28,7 +28,7 @@ CASES = {**PIECEWISE_LINEAR, **SMOOTH}
 STRATEGIES = ("looped", "batched", "forward", "finite differences")
 
 
-def vectors(problem: Problem, count: int = 3) -> Tensor:
+def vectors(problem: OpenProblem, count: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     return torch.randn(problem.size, count, generator=generator, dtype=torch.float64).to(problem.dtype)
 
@@ -40,7 +40,7 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["mlp", "batch_norm_2d", "tanh", "layer_norm", "attention", "embedding"])
 def test_every_strategy_gives_the_same_products(name: str, strategy: Any) -> None:
-    problem = CASES[name].problem()
+    problem = CASES[name].opened()
     dense, block = Dense(problem), vectors(problem)
     tolerance = 1e-6 if strategy == "finite differences" else 1e-12
     for keep in (False, True):
@@ -63,7 +63,7 @@ def test_layer_blocks_and_train_mode_batch_norm_against_dense(mode: str) -> None
     model[1].running_mean.add_(0.3)
     before = copy.deepcopy(model.state_dict())
     x, y = torch.randn(11, 4, dtype=torch.float64), torch.randint(0, 3, (11,))
-    problem = Problem(model, (x, y), batch_size=4, mode=mode)
+    problem = opened(model, (x, y), batch_size=4, mode=mode)
     dense, block = Dense(problem), vectors(problem)
     for keep in (False, True):
         for strategy in ("looped", "batched"):
@@ -91,25 +91,25 @@ def test_train_mode_depends_on_the_partition_and_eval_mode_does_not() -> None:
     found = {}
     for mode in ("eval", "train"):
         for size in (4, 7):
-            problem = case.problem(batch_size=size, mode=mode)
-            found[mode, size] = problem.hessian @ vectors(problem)
+            problem = case.opened(batch_size=size, mode=mode)
+            found[mode, size] = HessianOperator(problem) @ vectors(problem)
     assert distance(found["eval", 4], found["eval", 7]) < 1e-12
     assert distance(found["train", 4], found["train", 7]) > 1e-2
 
 
 def test_variance_over_batches_is_the_mean_square_less_the_squared_mean() -> None:
     case = SMOOTH["tanh"]
-    problem = case.problem(count=11, batch_size=4)  # the last batch is short
+    problem = case.opened(count=11, batch_size=4)  # the last batch is short
     x, y = case.data(11)
     total = torch.zeros(problem.size, problem.size, dtype=torch.float64)
     for start, stop in ((0, 4), (4, 8), (8, 11)):
-        own = Dense(Problem(case.model(), (x[start:stop], y[start:stop]))).hessian
+        own = Dense(opened(case.model(), (x[start:stop], y[start:stop]))).hessian
         total += (stop - start) / 11 * own @ own
     mean = Dense(problem).hessian
     block = vectors(problem)
     for strategy in ("looped", "batched", "forward"):
         assert distance(VarianceOperator(problem, strategy=strategy) @ block, (total - mean @ mean) @ block) < 1e-11
-    alone = VarianceOperator(case.problem(count=4, batch_size=4))
+    alone = VarianceOperator(case.opened(count=4, batch_size=4))
     assert float((alone @ block).abs().max()) < 1e-14  # one batch has no variance
 
 
@@ -117,10 +117,10 @@ def test_variance_over_batches_nobody_chose_is_over_those_of_the_usual_size() ->
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     data = torch.randn(300, 3).double(), torch.randint(2, (300,))
-    problem = sl.Problem(model, data)
+    problem = opened(model, data)
     assert next(iter(problem.batches())).count == 256  # in which other sweeps go
     block = torch.randn(problem.size, 2).double()
-    found, expected = (VarianceOperator(sl.Problem(model, data, batch_size=size)) @ block for size in (None, 128))
+    found, expected = (VarianceOperator(opened(model, data, batch_size=size)) @ block for size in (None, 128))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
@@ -162,13 +162,13 @@ def test_products_agree_with_curvlinops(name: str, targets: Callable[..., Any], 
     case = CASES[name]
     model, (x, _) = case.model(), case.data(10)
     loss, criterion, y = targets(model, x)
-    problem = Problem(model, (x, y), loss, batch_size=size)
+    problem = opened(model, (x, y), loss, batch_size=size)
     batches = [(x[start : start + size], y[start : start + size]) for start in range(0, 10, size)]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     block = vectors(problem)
     for ours, theirs in (
-        (problem.hessian, curvlinops.HessianLinearOperator),
-        (problem.ggn, curvlinops.GGNLinearOperator),
+        (HessianOperator(problem), curvlinops.HessianLinearOperator),
+        (GGNOperator(problem), curvlinops.GGNLinearOperator),
     ):
         other = theirs(model, criterion, parameters, batches)
         assert distance(ours @ block, other @ block) < 1e-12
@@ -176,17 +176,17 @@ def test_products_agree_with_curvlinops(name: str, targets: Callable[..., Any], 
 
 def test_float32_products_are_those_of_float64_to_rounding() -> None:
     case = SMOOTH["attention"]
-    wide = case.problem()
-    narrow = case.problem(dtype="float32")
+    wide = case.opened()
+    narrow = case.opened(dtype="float32")
     block = vectors(wide)
-    assert distance(narrow.hessian @ block.float(), wide.hessian @ block) < 1e-5
+    assert distance(HessianOperator(narrow) @ block.float(), HessianOperator(wide) @ block) < 1e-5
 
 
 def test_strategy_is_chosen_and_said() -> None:
-    problem = CASES["mlp"].problem()
+    problem = CASES["mlp"].opened()
     products = Products(problem, problem.parameters)
     assert products.strategy == "looped"  # one vector
-    problem.hessian @ vectors(problem)
+    HessianOperator(problem) @ vectors(problem)
     operator = HessianOperator(problem)
     operator @ vectors(problem)
     assert operator.products.strategy == "batched"  # a small graph shares its overhead
@@ -205,7 +205,7 @@ def test_strategy_is_chosen_and_said() -> None:
 def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiritlevel.engine.operators.products.TOGETHER", 1)  # one sample at a time
     monkeypatch.setattr("spiritlevel.engine.operators.products.MOST_TOGETHER", 2)
-    problem = CASES[name].problem()
+    problem = CASES[name].opened()
     dense, block = Dense(problem).hessian, vectors(problem, 5)
     for keep in (False, True):
         operator = HessianOperator(problem, keep_graphs=keep)
@@ -213,7 +213,7 @@ def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert operator.products.strategy == "batched"
         assert distance(operator @ block[:, 0], dense @ block[:, 0]) < 1e-12
     assert len(operator.products._kept or []) == problem.survey.count
-    coupled = PIECEWISE_LINEAR["batch_norm_1d"].problem(mode="train")
+    coupled = PIECEWISE_LINEAR["batch_norm_1d"].opened(mode="train")
     operator = HessianOperator(coupled, keep_graphs=True)
     operator @ vectors(coupled, 5)
     assert len(operator.products._kept or []) == 2  # the batches themselves
@@ -221,7 +221,7 @@ def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_graphs_are_kept_while_there_is_room(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = CASES["conv2d_strided_padded"].problem()
+    problem = CASES["conv2d_strided_padded"].opened()
     size, number = graph_bytes(problem)
     assert number == 2
     dense, block = Dense(problem).hessian, vectors(problem, 5)
@@ -237,12 +237,12 @@ def test_graphs_are_kept_while_there_is_room(batches: int, monkeypatch: pytest.M
 def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
     model = nn.Sequential(nn.Linear(50, 4), nn.Tanh(), nn.Linear(4, 3))
     x, y = torch.randn(400, 50), torch.randint(3, (400,))
-    few, many = (sl.Problem(model, (x[:n], y[:n]), batch_size=20) for n in (40, 400))
+    few, many = (opened(model, (x[:n], y[:n]), batch_size=20) for n in (40, 400))
     assert graph_bytes(few)[0] == graph_bytes(many)[0]
 
 
 def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = CASES["tanh"].problem()
+    problem = CASES["tanh"].opened()
     size, _ = graph_bytes(problem)
     monkeypatch.setattr("spiritlevel.engine.operators.products.free_bytes", lambda device: size)
     operator = HessianOperator(problem, keep_graphs=None)
@@ -253,7 +253,7 @@ def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.Mo
 
 
 def test_a_strategy_that_fails_gives_way_and_the_report_says_so() -> None:
-    problem = PIECEWISE_LINEAR["batch_norm_1d"].problem(mode="train")  # statistics written in place stop transforms
+    problem = PIECEWISE_LINEAR["batch_norm_1d"].opened(mode="train")  # statistics written in place stop transforms
     operator = HessianOperator(problem, strategy="forward")
     block = vectors(problem)
     assert distance(operator @ block, Dense(problem).hessian @ block) < 1e-12
@@ -338,16 +338,18 @@ def test_broken_second_derivatives_are_found_and_differences_take_over(
     model = build(broken).double()
     model.load_state_dict(sound.state_dict())
     x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
-    problem = Problem(model.to(dtype), (x, y), batch_size=12)
-    dense, block = Dense(Problem(sound, (x, y))), vectors(problem)
-    hessian = problem.hessian
+    problem = opened(model.to(dtype), (x, y), batch_size=12)
+    dense, block = Dense(opened(sound, (x, y))), vectors(problem)
+    hessian = HessianOperator(problem)
     found = hessian @ block
     assert hessian.path.hessian == "finite differences"
     assert "finite differences of gradients, radius" in hessian.path.label
     assert hessian.path.converged
     assert any("finite differences of gradients" in note for note in problem.notes)
     assert distance(found, dense.hessian @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
-    assert distance(problem.ggn @ block, dense.ggn @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
+    assert distance(GGNOperator(problem) @ block, dense.ggn @ block.double()) < (
+        1e-3 if dtype == torch.float32 else 1e-8
+    )
     if dtype == torch.float32 or name not in ("once, last", "cut, middle"):
         return  # the measures are made of these products; two cases show that they say so
     report = sl.measure(problem, ["hessian_trace", "hessian_top_eigenvalue", "fisher_rao_norm"], tolerance=0.2)
@@ -358,7 +360,7 @@ def test_broken_second_derivatives_are_found_and_differences_take_over(
     trace = report["hessian_trace"]
     assert trace.how == "estimated"
     assert abs(trace.value - float(exact.sum())) < 5 * trace.stderr + 1e-3 * abs(float(exact.sum()))
-    sound_report = sl.measure(Problem(sound, (x, y)), "fisher_rao_norm")
+    sound_report = sl.measure(opened(sound, (x, y)), "fisher_rao_norm")
     assert float(report["fisher_rao_norm"]) == pytest.approx(float(sound_report["fisher_rao_norm"]), rel=1e-3)
 
 
@@ -377,7 +379,7 @@ def test_differences_whose_two_steps_disagree_say_not_converged() -> None:
 
     torch.manual_seed(0)
     x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
-    problem = Problem(middle(Rough.apply), (x, y))
+    problem = opened(middle(Rough.apply), (x, y))
     found = sl.eigenvalues(problem)
     assert found.status == "budget_spent"
     assert "not converged" in found.reason
@@ -394,18 +396,18 @@ def test_a_gradient_that_is_not_the_derivative_is_refused() -> None:
 
     model = nn.Sequential(nn.Linear(4, 5), StraightThrough(), nn.Linear(5, 3)).double()
     x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
-    problem = Problem(model, (x, y))
+    problem = opened(model, (x, y))
     for _ in range(2):  # and again, not only the first time
         with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
-            problem.hessian @ vectors(problem)
-    for again in (problem, Problem(model, (x, y))):  # also where nothing was looked at before
+            HessianOperator(problem) @ vectors(problem)
+    for again in (problem, opened(model, (x, y))):  # also where nothing was looked at before
         report = sl.measure(again, ["hessian_trace", "hessian_top_eigenvalue"])
         assert {row.status for row in report.values()} == {"not_applicable"}
     with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
-        sl.per_sample(Problem(model, (x, y)), "hessian_trace")
-    constant = Problem(nn.Sequential(nn.Linear(4, 3), Through(lambda z: z.detach())).double(), (x, y))
+        sl.per_sample(opened(model, (x, y)), "hessian_trace")
+    constant = opened(nn.Sequential(nn.Linear(4, 3), Through(lambda z: z.detach())).double(), (x, y))
     with pytest.raises(SpiritlevelError, match="does not depend on the chosen parameters"):
-        constant.hessian @ vectors(constant)
+        HessianOperator(constant) @ vectors(constant)
 
 
 class Rms32(nn.Module):
@@ -455,25 +457,25 @@ def test_common_operations_pass_the_check(build: Any, shape: tuple[int, ...], dt
     torch.manual_seed(1)
     model = build().to(dtype)
     x, y = torch.randn(12, *shape, dtype=dtype), torch.randint(0, 3, (12,))
-    problem = Problem(model, (x, y), batch_size=5)
+    problem = opened(model, (x, y), batch_size=5)
     block = vectors(problem)
-    product = problem.hessian @ block
+    product = HessianOperator(problem) @ block
     assert path_of(problem).label == "double backward"
     assert not problem.notes
     assert distance(product, Dense(problem).hessian @ block.double()) < (2e-5 if dtype == torch.float32 else 2e-6)
 
 
 def test_the_check_is_cheap_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = CASES["tanh"].problem(count=40, batch_size=40)
+    problem = CASES["tanh"].opened(count=40, batch_size=40)
     calls: list[int] = []
     forward = type(problem).outputs
 
-    def counted(self: Problem, content: Any, parameters: Any = None) -> Tensor:
+    def counted(self: OpenProblem, content: Any, parameters: Any = None) -> Tensor:
         calls.append(len(content[0]))
         return forward(self, content, parameters)
 
     problem.survey  # noqa: B018
-    monkeypatch.setattr(Problem, "outputs", counted)
+    monkeypatch.setattr(OpenProblem, "outputs", counted)
     path_of(problem)
     assert len(calls) == 5  # the product, and differences at two steps
     assert max(calls) <= SAMPLES  # of a few samples
@@ -488,7 +490,7 @@ def test_near_interpolation_the_check_still_sees() -> None:
         with torch.no_grad():
             model[2].weight.mul_(5000)  # every sample far on its side: the loss and its derivatives are nearly 0
         x = torch.randn(20, 4, dtype=torch.float64)
-        problem = Problem(model, (x, model(x).argmax(1)))
+        problem = opened(model, (x, model(x).argmax(1)))
         assert problem.survey.loss < 1e-3
         assert path_of(problem).differences is not trusted
 
@@ -503,7 +505,7 @@ def test_full_float32_precision_holds_inside_and_is_restored() -> None:
             assert not torch.backends.cudnn.allow_tf32
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32
-        problem = CASES["mlp"].problem()
+        problem = CASES["mlp"].opened()
         with problem.session():
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cudnn.allow_tf32
@@ -513,11 +515,11 @@ def test_full_float32_precision_holds_inside_and_is_restored() -> None:
 
 
 def test_wrong_shapes_and_names_are_refused() -> None:
-    problem = CASES["mlp"].problem()
+    problem = CASES["mlp"].opened()
     with pytest.raises(UsageError, match="cannot be multiplied"):
-        problem.hessian @ torch.zeros(3, dtype=torch.float64)
+        HessianOperator(problem) @ torch.zeros(3, dtype=torch.float64)
     with pytest.raises(UsageError, match="no parameter is named 'nowhere'"):
         LayerBlock(problem, ["nowhere"])
     one = vectors(problem)[:, 0]
-    assert (problem.hessian @ one).shape == one.shape
-    assert problem.hessian.shape == (problem.size, problem.size)
+    assert (HessianOperator(problem) @ one).shape == one.shape
+    assert HessianOperator(problem).shape == (problem.size, problem.size)

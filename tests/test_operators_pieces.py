@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
@@ -152,7 +153,7 @@ def test_products_are_those_of_the_dense_hessian(strategy: str) -> None:
         nn.Linear(8, 3),
     ).double()
     x = torch.randn(9, 1, 8, 8, dtype=torch.float64)
-    problem = sl.Problem(model, (x, torch.arange(9) % 3), batch_size=4)
+    problem = opened(model, (x, torch.arange(9) % 3), batch_size=4)
     operator = sl.operators.HessianOperator(problem, strategy=strategy)  # type: ignore[arg-type]
     block = torch.randn(problem.size, 4, dtype=torch.float64)
     expected = Dense(problem).hessian @ block

@@ -70,14 +70,14 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.fixture
 def refused(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
     """Run a command that must be refused as misuse before the first pass, with nothing changed; return the sentence."""
-    from spiritlevel.engine.problem import Problem
+    from spiritlevel.inputs.open_problem import OpenProblem
 
     def no_pass(*args: object, **settings: object) -> None:
         raise AssertionError("a pass over the data was made")
 
     def call(*words: str) -> str:
         before = state_of(here)
-        monkeypatch.setattr(Problem, "batches", no_pass)
+        monkeypatch.setattr(OpenProblem, "batches", no_pass)
         capsys.readouterr()
         code = main(list(words))
         said = capsys.readouterr().err
@@ -258,4 +258,8 @@ def test_every_writer_of_the_package_goes_through_the_safe_one() -> None:
             )
             if name in ("write_text", "write_bytes", "mkstemp", "NamedTemporaryFile") or writes:
                 found.append(f"{file.relative_to(root)}:{name}")
-    assert found == ["cli/standard_output.py:fdopen", "datasets/fetch.py:write_bytes", "datasets/fetch.py:write_bytes"]
+    assert found == [
+        "cli/standard_output.py:fdopen",
+        "lab/datasets/fetch.py:write_bytes",
+        "lab/datasets/fetch.py:write_bytes",
+    ]

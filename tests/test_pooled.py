@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
@@ -54,7 +55,7 @@ def _network(name: str, x: Tensor) -> nn.Module:
 def test_blocks_are_those_of_the_dense_hessian(name: str) -> None:
     x = torch.randn(7, 1, 8, 8, dtype=torch.float64)
     y = torch.arange(7) % 3
-    problem = sl.Problem(_network(name, x), (x, y), batch_size=3)
+    problem = opened(_network(name, x), (x, y), batch_size=3)
     found = sl.curvature(problem)
     dense = Dense(problem)
     diagonal = torch.cat([part.reshape(-1) for part in found.diagonal.values()])
@@ -65,7 +66,7 @@ def test_blocks_are_those_of_the_dense_hessian(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_only_what_is_pooled_at_once_is_stopped_at(name: str) -> None:
     x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
-    problem = sl.Problem(_network(name, x), (x, torch.zeros(4, dtype=torch.long)))
+    problem = opened(_network(name, x), (x, torch.zeros(4, dtype=torch.long)))
     with problem.session(), Recorder(problem) as recorder:
         outputs = problem.outputs((x, None))
     recorder.stop_after_poolings(look_at(outputs))

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import PIECEWISE_LINEAR, SMOOTH
+from cases import PIECEWISE_LINEAR, SMOOTH, opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
-from spiritlevel.engine.problem import Problem
+from spiritlevel.engine.operators import GGNOperator, HessianOperator
 from spiritlevel.inputs import batch_sizes
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.opening import unwrap
 from spiritlevel.measures.reference import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -35,7 +36,7 @@ def data(count: int = 10) -> tuple[Tensor, Tensor]:
 
 
 def trace(model: nn.Module, given: Any = None, **options: Any) -> float:
-    return sl.measure(Problem(model, given or data(), **options), "hessian_trace")["hessian_trace"].value
+    return sl.measure(opened(model, given or data(), **options), "hessian_trace")["hessian_trace"].value
 
 
 # --- wrappers and outputs ------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def test_wrappers_are_looked_through() -> None:
     compiled = torch.compile(plain, backend="eager")
     for wrapped in (nn.DataParallel(plain).cpu(), compiled, nn.DataParallel(compiled).cpu()):
         assert unwrap(wrapped) is plain
-        problem = Problem(wrapped, data())
+        problem = opened(wrapped, data())
         assert problem.parameters == [name for name, _ in plain.named_parameters()]
         report = sl.measure(problem, "hessian_trace")
         assert report["hessian_trace"].value == expected
@@ -130,12 +131,12 @@ def test_outputs_that_cannot_be_found_are_named() -> None:
 
 def test_own_forward() -> None:
     model = small()
-    problem = Problem(model, data(), forward=lambda net, batch: 2 * net(batch[0]))
+    problem = opened(model, data(), forward=lambda net, batch: 2 * net(batch[0]))
     with torch.no_grad():
         expected = F.cross_entropy(2 * model(data()[0]), data()[1])
     assert problem.survey.loss == pytest.approx(float(expected), rel=1e-6)
     with pytest.raises(UsageError, match="forward must be a function"):
-        Problem(model, data(), forward="logits")  # type: ignore[arg-type]
+        opened(model, data(), forward="logits")  # type: ignore[arg-type]
 
 
 # --- dtype and device ----------------------------------------------------------------------------------------------
@@ -144,24 +145,24 @@ def test_own_forward() -> None:
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_half_precision_is_measured_on_an_upcast_copy(half: torch.dtype) -> None:
     model = small().to(half)
-    problem = Problem(model, data())
+    problem = opened(model, data())
     assert problem.dtype == torch.float32
     assert all(parameter.dtype == half for parameter in model.parameters())
     assert any("copy in float32" in note for note in problem.notes)
     assert trace(model) == pytest.approx(trace(small()), rel=0.05)
     mixed = small()
     mixed[0].to(half)
-    assert Problem(mixed, data()).dtype == torch.float32
+    assert opened(mixed, data()).dtype == torch.float32
 
 
 def test_dtype_and_device_options_work_on_copies() -> None:
     model = small()
     assert trace(model, dtype="float64") == pytest.approx(trace(model), rel=1e-5)
-    problem = Problem(model, data(), dtype=torch.float64, device="cpu")
+    problem = opened(model, data(), dtype=torch.float64, device="cpu")
     assert problem.dtype == torch.float64
     assert problem.model is not model
     assert next(model.parameters()).dtype == torch.float32
-    assert Problem(model, data(), dtype="float32", device="cpu").model is model
+    assert opened(model, data(), dtype="float32", device="cpu").model is model
     x, y = data()
     assert trace(model, (x.double(), y)) == trace(model)  # data follows the model
 
@@ -181,14 +182,14 @@ def test_dtype_and_device_options_work_on_copies() -> None:
 )
 def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        Problem(small(), data(), **options)
+        opened(small(), data(), **options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 def test_an_absent_device_is_named() -> None:
     with pytest.raises(UsageError, match="torch sees no CUDA device"):
-        Problem(small(), data(), device="cuda")
+        opened(small(), data(), device="cuda")
 
 
 # --- bad models, data and losses -----------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_bad_input_is_refused_in_one_sentence(name: str) -> None:
     given = options.pop("data", data)()
     before = {key: value.clone() for key, value in model.state_dict().items()} if name == "dropout" else {}
     with pytest.raises(SpiritlevelError, match=message) as caught:
-        sl.measure(Problem(model, given, **options), "hessian_trace")
+        sl.measure(opened(model, given, **options), "hessian_trace")
     sentence = str(caught.value)
     assert "\n" not in sentence
     assert len(sentence) < 400
@@ -301,7 +302,7 @@ def test_one_bad_sample_is_named_by_its_number() -> None:
 def test_dropout_in_eval_mode_is_off() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 3)).train()
-    assert sl.measure(Problem(model, data()), "hessian_trace")["hessian_trace"].how == "exact"
+    assert sl.measure(opened(model, data()), "hessian_trace")["hessian_trace"].how == "exact"
     assert model.training
     assert model[1].training
 
@@ -368,7 +369,7 @@ def test_the_model_comes_back_as_it_was(mode: str, measures: str) -> None:
     before = snapshot(model)
     with torch.no_grad():
         quick = {"normalized_sharpness_direct.steps": 20}
-        sl.measure(Problem(model, (x, y), mode=mode, batch_size=5), measures, settings=quick, tolerance=0.2)
+        sl.measure(opened(model, (x, y), mode=mode, batch_size=5), measures, settings=quick, tolerance=0.2)
     assert_same(before, snapshot(model))
 
 
@@ -376,7 +377,7 @@ def test_an_embedding_that_renorms_its_own_weight_comes_back() -> None:
     model = nn.Sequential(nn.Embedding(6, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
     given = torch.randint(0, 6, (5, 3)), torch.randint(0, 3, (5,))
     before = snapshot(model)
-    problem = Problem(model, given)
+    problem = opened(model, given)
     assert problem.survey.count == 5
     assert_same(before, snapshot(model))
 
@@ -387,10 +388,10 @@ def test_the_model_comes_back_after_a_failure() -> None:
     before = snapshot(model)
     x, y = data()
     with pytest.raises(SpiritlevelError):
-        sl.measure(Problem(model, (x, y + 5)), "hessian_trace")
+        sl.measure(opened(model, (x, y + 5)), "hessian_trace")
 
     @sl.declare(title="fails", formula="!", citation="none")
-    def failing(problem: Problem) -> float:
+    def failing(problem: OpenProblem) -> float:
         """Fail in the middle of a sweep."""
         for batch in problem.batches("failing"):
             problem.outputs(batch.content)
@@ -398,7 +399,7 @@ def test_the_model_comes_back_after_a_failure() -> None:
         return 0.0
 
     with pytest.raises(KeyboardInterrupt):
-        sl.measure(Problem(model, (x, y)), failing)
+        sl.measure(opened(model, (x, y)), failing)
     assert_same(before, snapshot(model))
 
 
@@ -406,12 +407,14 @@ def test_the_model_comes_back_after_a_failure() -> None:
 
 
 def test_products_and_flat_vectors() -> None:
-    problem = PIECEWISE_LINEAR["mlp"].problem()
+    problem = PIECEWISE_LINEAR["mlp"].opened()
     dense = Dense(problem)
     vectors = torch.randn(problem.size, 3, dtype=torch.float64)
-    torch.testing.assert_close(problem.hessian @ vectors, dense.hessian @ vectors, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(problem.ggn @ vectors, dense.ggn @ vectors, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(problem.hessian @ vectors[:, 0], dense.hessian @ vectors[:, 0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(HessianOperator(problem) @ vectors, dense.hessian @ vectors, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(GGNOperator(problem) @ vectors, dense.ggn @ vectors, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        HessianOperator(problem) @ vectors[:, 0], dense.hessian @ vectors[:, 0], rtol=1e-9, atol=1e-11
+    )
     parts = problem.unflatten(vectors[:, 0])
     assert torch.equal(problem.flatten(parts), vectors[:, 0])
     assert {name: part.shape for name, part in parts.items()} == {
@@ -423,14 +426,14 @@ def test_products_and_flat_vectors() -> None:
 
 
 def test_layers_and_weights_have_names() -> None:
-    problem = SMOOTH["lstm"].problem()
+    problem = SMOOTH["lstm"].opened()
     assert list(problem.layers) == ["cell", "head"]
     assert problem.weights == {
         "cell.weight_ih_l0": "cell.weight_ih_l0",
         "cell.weight_hh_l0": "cell.weight_hh_l0",
         "head": "head.weight",
     }
-    tied = SMOOTH["tied"].problem()
+    tied = SMOOTH["tied"].opened()
     assert tied.layers["2"].parameters == {"bias": "2.bias"}
 
 
@@ -514,9 +517,9 @@ def image_batches() -> list[dict[str, Tensor]]:
 def test_transformers_with_dict_batches(kind: str) -> None:
     torch.manual_seed(0)
     if kind == "gpt":
-        problem = Problem(TinyGPT().double(), language_batches(), "next_token")
+        problem = opened(TinyGPT().double(), language_batches(), "next_token")
     else:
-        problem = Problem(TinyViT().double(), image_batches())
+        problem = opened(TinyViT().double(), image_batches())
     dense = Dense(problem)
     names = ["hessian_trace", "ggn_trace", "hessian_top_eigenvalue", "kappa_tau_sum"]
     report = sl.measure(problem, names, tolerance=0.2)
@@ -549,7 +552,7 @@ def test_padded_encoders_of_torch_are_measured() -> None:
     tokens = torch.randint(0, 6, (6, 5))
     mask = torch.arange(5)[None] >= torch.tensor([5, 3, 4, 2, 5, 1])[:, None]
     batch = {"tokens": tokens, "mask": mask, "labels": torch.randint(0, 3, (6,))}
-    problem = Problem(Encoder().double(), batch)
+    problem = opened(Encoder().double(), batch)
     before = torch.backends.mha.get_fastpath_enabled()
     found = sl.measure(problem, ["ggn_trace", "hessian_top_eigenvalue"])
     assert torch.backends.mha.get_fastpath_enabled() == before
@@ -574,18 +577,18 @@ def test_huge_margins_in_float32_do_not_raise_false_alarms() -> None:
     x, _ = data(64)
     with torch.no_grad():
         model[2].weight.mul_(60)
-    problem = Problem(model, (x, model(x).argmax(1)), batch_size=16)
+    problem = opened(model, (x, model(x).argmax(1)), batch_size=16)
     report = sl.measure(problem, "default")
     assert all(estimate.status != "not_applicable" for estimate in report.values())
 
 
 def test_measures_finished_before_an_interruption_are_kept() -> None:
     @sl.declare(title="Interrupted", formula="0", citation="none")
-    def interrupted(problem: Problem) -> float:
+    def interrupted(problem: OpenProblem) -> float:
         """Stop as a person would."""
         raise KeyboardInterrupt
 
-    problem = Problem(small(), data())
+    problem = opened(small(), data())
     with pytest.raises(KeyboardInterrupt) as stopped:
         sl.measure(problem, ["weight_norm", interrupted, "hessian_trace"])
     report = stopped.value.report  # type: ignore[attr-defined]
@@ -600,12 +603,12 @@ def test_batches_nobody_chose_are_as_large_as_the_caches_hold(
     monkeypatch.setattr(batch_sizes, "CACHED", cached)
     inputs, labels = data()
     inputs, labels = inputs.repeat(300, 1)[:300], labels.repeat(300)[:300]
-    assert next(iter(Problem(small(), (inputs, labels)).batches())).count == expected
-    assert next(iter(Problem(small(), (inputs, labels), batch_size=7).batches())).count == 7
-    assert next(iter(Problem(small(), (inputs, labels), mode="train").batches())).count == 128
+    assert next(iter(opened(small(), (inputs, labels)).batches())).count == expected
+    assert next(iter(opened(small(), (inputs, labels), batch_size=7).batches())).count == 7
+    assert next(iter(opened(small(), (inputs, labels), mode="train").batches())).count == 128
 
 
 def test_a_batch_size_leaves_it_to_the_first_batch_to_fail() -> None:
     inputs, labels = data()
     wider = torch.cat([inputs, inputs], 1)
-    assert batch_sizes.batch_size_for(Problem(small(), (wider, labels))) == batch_sizes.DEFAULT_BATCH_SIZE
+    assert batch_sizes.batch_size_for(opened(small(), (wider, labels))) == batch_sizes.DEFAULT_BATCH_SIZE

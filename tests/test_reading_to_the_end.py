@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cases import opened
 from test_samplers import ALL, COUNT, Buckets, arrays, mean_loss, network
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
-from spiritlevel.engine.problem import Problem
 from spiritlevel.values.errors import SpiritlevelError
 
 
@@ -20,7 +20,7 @@ class Stream(IterableDataset):
 
 
 def test_a_stream_is_read_to_its_end() -> None:
-    problem = Problem(network(), DataLoader(Stream(), batch_size=7, drop_last=True))
+    problem = opened(network(), DataLoader(Stream(), batch_size=7, drop_last=True))
     assert problem.survey.count == COUNT
     assert problem.survey.loss == pytest.approx(mean_loss(ALL), rel=1e-12)
     assert any("drop_last is not used" in note for note in problem.notes)
@@ -57,4 +57,4 @@ STOPPING: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("samples", [None, 5])
 def test_a_dataset_that_stops_on_the_way_is_no_smaller_dataset(name: str, samples: int | None) -> None:
     with pytest.raises(SpiritlevelError, match=r"the data ended after \d+ of \d+ batches.*StopIteration"):
-        Problem(network(), STOPPING[name](), samples=samples).survey  # noqa: B018
+        opened(network(), STOPPING[name](), samples=samples).survey  # noqa: B018

@@ -7,13 +7,15 @@ from functools import cache
 
 import pytest
 import torch
-from cases import SMOOTH
+from cases import SMOOTH, opened
 from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.blocks import TOLERANCE, Blocks, TensorEstimate
+from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.reference.curvature import quadratic_forms
 from spiritlevel.measures.registry import MEASURES
@@ -27,7 +29,7 @@ BOUNDS = ("rho_max", "normalized_sharpness", "matrix_normalized_sharpness")
 @cache
 def trained(name: str) -> tuple[Problem, Dense]:
     model, data = SMOOTH[name].trained()
-    problem = Problem(model, data, batch_size=24)
+    problem = opened(model, data, batch_size=24)
     return problem, Dense(problem)
 
 
@@ -159,7 +161,7 @@ def test_negative_curvature_keeps_the_bounds_on_their_side() -> None:
         for parameter in model.parameters():
             parameter.mul_(2.0)
     inputs, labels = case.data(12)
-    problem = Problem(model, (inputs, (labels + 1) % 3))
+    problem = opened(model, (inputs, (labels + 1) % 3))
     dense = Dense(problem)
     assert int((dense.hessian.diagonal() < -1e-3).sum()) > 5
     truth = {bound: MEASURES[bound].reference(dense) for bound in BOUNDS[1:]}
@@ -241,17 +243,19 @@ def test_weight_norm_of_both_kinds_is_differentiated_rightly() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(normalise(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2)).double()
         inputs, labels = torch.randn(6, 3).double(), torch.randint(0, 2, (6,))
-        problem = Problem(model, (inputs, labels))
+        problem = opened(model, (inputs, labels))
         theta = problem.flatten({name: tensor.detach() for name, tensor in problem.chosen_parameters.items()})
 
-        def gradient(at: Tensor, problem: Problem = problem, data: tuple[Tensor, Tensor] = (inputs, labels)) -> Tensor:
+        def gradient(
+            at: Tensor, problem: OpenProblem = problem, data: tuple[Tensor, Tensor] = (inputs, labels)
+        ) -> Tensor:
             leaf = at.clone().requires_grad_()
             losses, _ = problem.loss.per_sample(problem.outputs(data, problem.unflatten(leaf)), data)
             return torch.autograd.grad(losses.mean(), leaf)[0]
 
         steps = 1e-5 * torch.eye(len(theta), dtype=torch.float64)
         differences = torch.stack([(gradient(theta + step) - gradient(theta - step)) / 2e-5 for step in steps])
-        product = problem.hessian @ torch.eye(problem.size, dtype=torch.float64)
+        product = HessianOperator(problem) @ torch.eye(problem.size, dtype=torch.float64)
         assert float((differences - product).abs().max()) < 1e-8
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import opened
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -26,7 +27,6 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import spiritlevel as sl
-from spiritlevel.engine.problem import Problem
 from spiritlevel.values.errors import SpiritlevelError
 
 COUNT = 40
@@ -245,11 +245,11 @@ HONOURED: dict[str, tuple[Callable[[], DataLoader], list[int], str]] = {
 @pytest.mark.parametrize("name", HONOURED)
 def test_what_a_loader_chooses_is_what_is_measured(name: str) -> None:
     make, indices, word = HONOURED[name]
-    problem = Problem(network(), make())
+    problem = opened(network(), make())
     assert problem.survey.count == len(indices)
     assert problem.survey.loss == pytest.approx(mean_loss(indices), rel=1e-12)
     assert any(word in note for note in problem.notes) if word else not problem.notes
-    cut = Problem(network(), make(), batch_size=3)
+    cut = opened(network(), make(), batch_size=3)
     assert max(batch.count for batch in cut.batches()) <= 3
     assert cut.survey.loss == pytest.approx(problem.survey.loss, rel=1e-12)
 
@@ -258,7 +258,7 @@ def test_what_a_loader_chooses_is_what_is_measured(name: str) -> None:
 def test_a_draw_is_made_among_what_the_loader_chooses(name: str) -> None:
     make, indices, _ = HONOURED[name]
     x, _ = arrays()
-    problem = Problem(network(), make(), samples=4)
+    problem = opened(network(), make(), samples=4)
     drawn = torch.cat([batch.content[0] for batch in problem.batches()])
     assert len(drawn) == 4
     assert all(any(torch.equal(row, x[i]) for i in indices) for row in drawn)
@@ -268,10 +268,10 @@ def test_a_draw_is_made_among_what_the_loader_chooses(name: str) -> None:
 def test_the_trace_over_a_validation_split_is_that_of_its_samples() -> None:
     x, y = arrays()
     loader = DataLoader(dataset(), batch_size=4, sampler=SubsetRandomSampler(CHOSEN))
-    found = sl.measure(Problem(network(), loader), "hessian_trace")["hessian_trace"].value
+    found = sl.measure(opened(network(), loader), "hessian_trace")["hessian_trace"].value
     kept = sorted(CHOSEN)
-    expected = sl.measure(Problem(network(), (x[kept], y[kept])), "hessian_trace")["hessian_trace"].value
-    everything = sl.measure(Problem(network(), (x, y)), "hessian_trace")["hessian_trace"].value
+    expected = sl.measure(opened(network(), (x[kept], y[kept])), "hessian_trace")["hessian_trace"].value
+    everything = sl.measure(opened(network(), (x, y)), "hessian_trace")["hessian_trace"].value
     assert found == pytest.approx(expected, rel=1e-10)
     assert abs(found - everything) > 1e-3 * everything
 
@@ -328,7 +328,7 @@ class Broken(Sampler):
 def test_a_loader_without_fixed_samples_is_refused(name: str, samples: int | None) -> None:
     make, words = REFUSED[name]
     with pytest.raises(SpiritlevelError, match=words) as caught:
-        Problem(network(), make(), samples=samples).survey  # noqa: B018
+        opened(network(), make(), samples=samples).survey  # noqa: B018
     message = str(caught.value)
     assert "\n" not in message
     assert "Subset(dataset, indices)" in message or name == "nothing"
@@ -339,7 +339,7 @@ def test_a_sampler_and_all_random_states_are_left_as_they_were() -> None:
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
     expected = [int(i) for i in ShuffledValidation(CHOSEN)], torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
     torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-    Problem(model, DataLoader(dataset(), sampler=sampler)).survey  # noqa: B018
+    opened(model, DataLoader(dataset(), sampler=sampler)).survey  # noqa: B018
     assert sampler.epoch == 0
     assert sampler.numpy.random() == np.random.default_rng(3).random()
     assert sampler.python.random() == random.Random(3).random()
@@ -357,6 +357,6 @@ class Doubled(DataLoader):
 
 def test_a_loader_with_an_iteration_of_its_own_is_asked_itself() -> None:
     x, y = arrays()
-    found = Problem(network(), Doubled(dataset(), batch_size=7, drop_last=True)).survey
+    found = opened(network(), Doubled(dataset(), batch_size=7, drop_last=True)).survey
     assert found.count == 35
-    assert found.loss == pytest.approx(Problem(network(), (2 * x[:35], y[:35])).survey.loss, rel=1e-12)
+    assert found.loss == pytest.approx(opened(network(), (2 * x[:35], y[:35])).survey.loss, rel=1e-12)

@@ -16,7 +16,7 @@ from torch import nn
 
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import Measures, Settings, as_problem, chosen_settings, measure
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.results import Report
@@ -43,7 +43,7 @@ Strengths = Mapping[str, tuple[float, float]] | Sequence[str] | None
 
 
 def audit(
-    problem: Problem | nn.Module,
+    problem: Measurable | nn.Module,
     data: Any = None,
     measures: Measures = "default",
     *,
@@ -62,7 +62,7 @@ def audit(
     ``alphas``: the grid of the T_α sweep; empty for none.  The audit works on a float64 copy unless ``dtype=None``, so
     that what rounding changes is not taken for what the symmetry changes.
     """
-    if data is not None and isinstance(problem, Problem) and isinstance(data, (str, Measure, list, tuple)):
+    if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data
     chosen = select(measures)
     chosen_settings(chosen, settings or {})  # refused before any work is done
@@ -70,7 +70,7 @@ def audit(
     for alpha in alphas:
         if not (math.isfinite(alpha) and alpha > 0):
             raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
-    given = as_problem(problem, data, **options)
+    given = open_problem(as_problem(problem, data, **options))
     equivalents = Equivalents(given, as_torch_dtype(dtype))
     run = _Run(equivalents, chosen, settings or {}, seed, tolerance, progress)
     base = run.report(equivalents.problem)
@@ -162,7 +162,7 @@ class _Run:
         self.progress = progress
         self.refused: dict[str, str] = {}  # why a symmetry could not be applied
 
-    def report(self, problem: Problem, chosen: list[Measure] | None = None) -> Report:
+    def report(self, problem: OpenProblem, chosen: list[Measure] | None = None) -> Report:
         measured = chosen or self.chosen
         names = {own.name for own in measured}
         return measure(

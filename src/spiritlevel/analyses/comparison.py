@@ -20,6 +20,7 @@ from spiritlevel.analyses.measuring import Measures, Settings, chosen_settings, 
 from spiritlevel.analyses.reading import Finding, reading
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.registry import MEASURES, select
@@ -63,7 +64,7 @@ def compare(
     given = _labelled(networks)
     if len(given) < 2:
         raise UsageError(f"a comparison needs at least two networks; found {len(given)}")
-    problems = {label: item for label, item in given.items() if isinstance(item, Problem)}
+    problems = {label: open_problem(item) for label, item in given.items() if isinstance(item, Measurable)}
     if problems and len(problems) < len(given):
         raise UsageError("a comparison takes problems or reports, not both; measure the problems first")
     if not problems:
@@ -99,7 +100,7 @@ def assemble(
     measures: Mapping[str, Measure],
     *,
     seed: int = 0,
-    problems: Mapping[str, Problem] | None = None,
+    problems: Mapping[str, OpenProblem] | None = None,
     by_group: Mapping[str, Sequence[Report]] | None = None,
     check: Check | None = None,
     test: dict[str, dict[str, Any]] | None = None,
@@ -254,7 +255,7 @@ def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
     return {name: MEASURES[name] for report in reports.values() for name in report if name in MEASURES}
 
 
-def _check_same_data(problems: Mapping[str, Problem]) -> None:
+def _check_same_data(problems: Mapping[str, OpenProblem]) -> None:
     """Refuse other data or another loss before any measure is computed."""
     heads = {
         label: {"fingerprint": p.survey.fingerprint, "loss_name": p.loss.name, "samples": p.survey.count}
@@ -315,7 +316,7 @@ def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _tested(problems: Mapping[str, Problem], test: Any) -> dict[str, dict[str, Any]]:
+def _tested(problems: Mapping[str, OpenProblem], test: Any) -> dict[str, dict[str, Any]]:
     """Return loss and accuracy of every network on the test data."""
     found: dict[str, dict[str, Any]] = {}
     for label, problem in problems.items() if test is not None else ():
@@ -323,11 +324,11 @@ def _tested(problems: Mapping[str, Problem], test: Any) -> dict[str, dict[str, A
             problem.model,
             test,
             problem.loss,
-            forward=problem._forward.forward_function,
+            forward=problem.forward_function,
             parameters=list(problem.parameters),
             mode=problem.mode,
         )
-        survey = other.survey
+        survey = open_problem(other).survey
         found[label] = {"loss": survey.loss, "accuracy": survey.accuracy, "samples": survey.count}
     return found
 
@@ -361,7 +362,7 @@ def _agreement(rows: Mapping[str, Row], reports: Mapping[str, Report]) -> dict[s
 
 
 def _margins(
-    reports: Mapping[str, Report], problems: Mapping[str, Problem] | None
+    reports: Mapping[str, Report], problems: Mapping[str, OpenProblem] | None
 ) -> tuple[list[float], dict[str, Margins]]:
     """Return the distributions of the output margins, on bins shared by all networks; nothing where there are none."""
     values: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, W
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
 from spiritlevel.engine.operators.memory import free_bytes
 from spiritlevel.engine.operators.products import Strategy
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Status
@@ -46,7 +46,7 @@ class Eigenvalues:
 
 
 def operator_named(
-    problem: Problem, name: str, *, strategy: Strategy = "auto", keep_graphs: bool | None = None
+    problem: Measurable, name: str, *, strategy: Strategy = "auto", keep_graphs: bool | None = None
 ) -> Operator:
     """Return a matrix by name: "hessian", "ggn", "batch_variance", a layer, or one parameter of it."""
     options: dict[str, Any] = {"strategy": strategy, "keep_graphs": keep_graphs}
@@ -68,7 +68,7 @@ def operator_named(
 
 
 def eigenvalues(
-    problem: Problem,
+    problem: Measurable,
     k: int = 1,
     which: Which = "largest",
     *,
@@ -86,6 +86,7 @@ def eigenvalues(
     eigenvalue itself, because the small end of the spectrum is short, down to 1e-5 of the norm), or when ``max_sweeps``
     sweeps are spent, which the status says.
     """
+    problem = open_problem(problem)
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     matrix.products.usual = USUAL_WIDTH
     if not 1 <= k <= matrix.size:

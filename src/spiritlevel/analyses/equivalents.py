@@ -19,9 +19,9 @@ from spiritlevel.analyses.symmetries import (
     scale_output,
 )
 from spiritlevel.analyses.symmetries.search import find_in_copy
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forward
+from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.values.errors import SpiritlevelError
 
 EXAMPLE_SAMPLES = 64  # outputs are proven equal on so many samples, and the mean loss then on all of them
@@ -36,7 +36,8 @@ class Equivalents:
     told from one that the symmetry makes.
     """
 
-    def __init__(self, problem: Problem, dtype: torch.dtype | None = torch.float64) -> None:
+    def __init__(self, problem: Measurable, dtype: torch.dtype | None = torch.float64) -> None:
+        problem = open_problem(problem)
         self._original = problem.model
         self.problem = problem if dtype in (None, problem.dtype) else problem.on_network(_copied(problem, dtype))
         self._forward = self.problem.forward_function
@@ -71,7 +72,7 @@ class Equivalents:
         """Return a layer's name as the user knows it."""
         return layer.removeprefix("model.") if self._wrapped else layer
 
-    def layers_rescaled(self, factors: Mapping[str, float]) -> Problem:
+    def layers_rescaled(self, factors: Mapping[str, float]) -> OpenProblem:
         """Return the problem with whole layers rescaled and the function kept."""
         return self._with(lambda net, x, found: rescale_layers(net, x, factors, found=found))
 
@@ -82,21 +83,23 @@ class Equivalents:
         low: float = 0.2,
         high: float = 5.0,
         factors: Mapping[str, Tensor] | None = None,
-    ) -> Problem:
+    ) -> OpenProblem:
         """Return the problem with single neurons rescaled, at random or as given, and the function kept."""
         return self._with(
             lambda net, x, found: rescale_neurons(net, x, seed=seed, low=low, high=high, factors=factors, found=found)
         )
 
-    def permuted(self, seed: int = 0) -> Problem:
+    def permuted(self, seed: int = 0) -> OpenProblem:
         """Return the problem with hidden units in another order."""
         return self._with(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
 
-    def outputs_scaled(self, alpha: float) -> Problem:
+    def outputs_scaled(self, alpha: float) -> OpenProblem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
         return self._with(lambda net, x, found: scale_output(net, x, alpha, found=found), keeps_loss=False)
 
-    def _with(self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True) -> Problem:
+    def _with(
+        self, change: Callable[[nn.Module, Any, Symmetries], nn.Module], *, keeps_loss: bool = True
+    ) -> OpenProblem:
         changed = change(self.network, self.example, self.found)
         inner = changed.model if self._wrapped else changed
         assert isinstance(inner, nn.Module)
@@ -106,7 +109,7 @@ class Equivalents:
         return result
 
 
-def _copied(problem: Problem, dtype: torch.dtype | None) -> nn.Module:
+def _copied(problem: OpenProblem, dtype: torch.dtype | None) -> nn.Module:
     try:
         return copy.deepcopy(problem.model).to(dtype=dtype)
     except Exception as error:
@@ -116,7 +119,7 @@ def _copied(problem: Problem, dtype: torch.dtype | None) -> nn.Module:
         ) from error
 
 
-def _prove_loss(before: Problem, after: Problem) -> None:
+def _prove_loss(before: OpenProblem, after: OpenProblem) -> None:
     """Refuse a map that kept the outputs on the example but not the loss of every sample of the data."""
     expected, found = before.survey.losses, after.survey.losses
     scale = float(expected.abs().max()) + 1.0

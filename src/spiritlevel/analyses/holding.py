@@ -12,7 +12,7 @@ from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.rescaling_directions import Side
 from spiritlevel.analyses.reversal import find_reversal
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results import Report
 from spiritlevel.results.audits import SYMMETRY_WORDS, Verdict
@@ -28,7 +28,7 @@ class Check:
 
     def __init__(
         self,
-        problems: Mapping[str, Problem],
+        problems: Mapping[str, OpenProblem],
         reports: Mapping[str, Report],
         chosen: list[Measure],
         settings: dict[str, Any],

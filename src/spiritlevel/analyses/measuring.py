@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.passes.gradient import GradientStats
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
@@ -52,9 +53,9 @@ class MeasuringInterrupted(KeyboardInterrupt):
         self.report = report
 
 
-def as_problem(problem: Problem | nn.Module, data: Any, **options: Any) -> Problem:
+def as_problem(problem: Measurable | nn.Module, data: Any, **options: Any) -> Measurable:
     """Return the problem given, or the one a model and data make."""
-    if isinstance(problem, Problem):
+    if isinstance(problem, Measurable):
         if data is not None or options:
             raise UsageError("data and its options belong to the Problem; pass either a Problem, or a model and data")
         return problem
@@ -88,7 +89,7 @@ def chosen_settings(measures: list[Measure], settings: Settings) -> dict[str, di
 
 
 def measure(
-    problem: Problem | nn.Module,
+    problem: Measurable | nn.Module,
     data: Any = None,
     measures: Measures = "default",
     *,
@@ -104,7 +105,7 @@ def measure(
     ``spiritlevel.declare``.  Passes over the data that several measures need are made once.  A measure that cannot be
     computed has a row with its reason.  ``tolerance`` is the relative error at which sampling and eigenvalues stop.
     """
-    if data is not None and isinstance(problem, Problem) and isinstance(data, (str, Measure, list, tuple)):
+    if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data  # measure(problem, "papers")
     chosen = select(measures)
     values = chosen_settings(chosen, settings or {})
@@ -115,7 +116,7 @@ def measure(
         for own in chosen:
             if "tolerance" in own.settings and "tolerance" not in given.get(own.name, {}):
                 values[own.name]["tolerance"] = tolerance
-    target = as_problem(problem, data, **options)
+    target = open_problem(as_problem(problem, data, **options))
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
     bench = Workbench(target, wants, seed=seed, tolerance=tolerance, eigenpairs=pairs)
@@ -162,7 +163,7 @@ def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any])
     return replace(result, value=value)
 
 
-def _why_not(measure: Measure, problem: Problem) -> str:
+def _why_not(measure: Measure, problem: OpenProblem) -> str:
     if "classes" in measure.requires and problem.survey.correct is None:
         return "it needs class scores (B, C) and one integer label a sample"
     if "independent" in measure.requires and problem.survey.coupled:
@@ -205,10 +206,10 @@ def _assemble(
     )
 
 
-def header_of(problem: Problem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
+def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> dict[str, Any]:
     """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
     survey = problem.survey
-    exact = bench.__dict__["blocks"].exact_layers if "blocks" in bench.__dict__ else None
+    exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
     return {
         "model": type(problem.model).__name__,
         "samples": survey.count,
@@ -259,8 +260,9 @@ class CurvatureView:
     exact_layers: dict[str, bool]
 
 
-def curvature(problem: Problem, *, seed: int = 0, tolerance: float | None = None) -> CurvatureView:
+def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = None) -> CurvatureView:
     """Return traces and the diagonal of the Hessian, exact where the network is piecewise linear in a layer."""
+    problem = open_problem(problem)
     bench = Workbench(problem, frozenset({"diagonal"}), seed=seed, tolerance=tolerance)
     with problem.session():
         blocks: Blocks = bench.blocks
@@ -286,12 +288,13 @@ _SAMPLE_NAMES = (
 )
 
 
-def per_sample(problem: Problem, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
+def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
     """Return one number a sample, in data order: {name: tensor of length N}; settings as for ``measure``."""
     wanted = [names] if isinstance(names, str) else list(names)
     for name in wanted:
         if name not in _SAMPLE_NAMES:
             raise UsageError(f"there is no per-sample quantity {name!r}{near_names(name, _SAMPLE_NAMES)}")
+    problem = open_problem(problem)
     bench = Workbench(problem, seed=seed)
     found: dict[str, Tensor] = {}
     with problem.session():

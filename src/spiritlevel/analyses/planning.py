@@ -11,7 +11,7 @@ import torch
 
 from spiritlevel.analyses.measuring import Measures, chosen_settings
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import select
 
@@ -60,10 +60,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def plan(problem: Problem, measures: Measures = "default", *, settings: Mapping[str, Any] | None = None) -> Plan:
+def plan(problem: Measurable, measures: Measures = "default", *, settings: Mapping[str, Any] | None = None) -> Plan:
     """Estimate passes, seconds and memory of ``measure(problem, measures)``: one sweep is timed, nothing measured."""
     chosen = select(measures)
     values = chosen_settings(chosen, settings or {})
+    problem = open_problem(problem)
     columns, gradient_seconds, numbers = _probe(problem)
     shared: set[str] = set()
     planned = []
@@ -87,7 +88,7 @@ def plan(problem: Problem, measures: Measures = "default", *, settings: Mapping[
     )
 
 
-def _probe(problem: Problem) -> tuple[int, float, int]:
+def _probe(problem: OpenProblem) -> tuple[int, float, int]:
     """Return the number of factor columns, the seconds of a gradient pass over the data, and a batch's activations."""
     survey = problem.survey
     activations = 0
@@ -116,7 +117,7 @@ def _probe(problem: Problem) -> tuple[int, float, int]:
 
 
 def _sweeps(
-    own: Measure, settings: Mapping[str, Any], problem: Problem, columns: int, shared: set[str]
+    own: Measure, settings: Mapping[str, Any], problem: OpenProblem, columns: int, shared: set[str]
 ) -> dict[str, float]:
     """Fill in the declared cost: words stand for what the problem and the settings decide."""
     needs = set(own.needs) - {"problem", "seed"}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import curvature
 from spiritlevel.analyses.symmetries.search import groups
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 
 Array = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ class Direction:
 
     kind: str
     layers: tuple[str, ...]
-    apply: Callable[[float], Problem]
+    apply: Callable[[float], OpenProblem]
     factors: Callable[[float], dict[str, list[float]]]
     exponents: Mapping[str, Array]  # by parameter, how often exp(t) multiplies each entry
 
@@ -97,7 +97,7 @@ class Side:
                 def factors(t: float, name: str = each.name, sign: float = sign) -> dict[str, list[float]]:
                     return {name: [math.exp(sign * t)]}
 
-                def apply(t: float, factors: Callable[[float], dict[str, list[float]]] = factors) -> Problem:
+                def apply(t: float, factors: Callable[[float], dict[str, list[float]]] = factors) -> OpenProblem:
                     return self.equivalents.layers_rescaled({name: values[0] for name, values in factors(t).items()})
 
                 yield Direction("layers", self._pair(exponents), apply, factors, exponents)
@@ -114,7 +114,7 @@ class Side:
         def factors(t: float) -> dict[str, list[float]]:
             return {name: [math.exp(t * chosen[each]) for each in classes] for name, classes in independent.items()}
 
-        def apply(t: float) -> Problem:
+        def apply(t: float) -> OpenProblem:
             given = {name: torch.tensor(values, dtype=torch.float64) for name, values in factors(t).items()}
             return self.equivalents.neurons_rescaled(factors=given)
 

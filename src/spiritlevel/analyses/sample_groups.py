@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from spiritlevel.analyses.measuring import measure
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.contents import Content, count_of, pick_samples
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results import Report
 from spiritlevel.values.errors import SpiritlevelError
@@ -25,7 +25,7 @@ from spiritlevel.values.errors import SpiritlevelError
 FEWEST_SAMPLES = 20  # of a group: fewer say little about a measure that is not a mean
 
 
-def on_samples(problem: Problem, kept: Tensor) -> Problem:
+def on_samples(problem: OpenProblem, kept: Tensor) -> OpenProblem:
     """Return the problem on some of its samples, by a mask (N,) in data order."""
     source = problem.source
 
@@ -38,13 +38,12 @@ def on_samples(problem: Problem, kept: Tensor) -> Problem:
             if bool(local.any()):
                 yield pick_samples(content, local)
 
-    part = problem.on_network(problem.model)
-    part.source = replace(source, read=read, resized=None, count=None, every=None)
-    return part
+    own = replace(source, read=read, resized=None, count=None, every=None)
+    return OpenProblem(problem.given.replaced(source=own))
 
 
 def measured_by_group(
-    problems: Mapping[str, Problem],
+    problems: Mapping[str, OpenProblem],
     chosen: list[Measure],
     groups: int,
     *,

@@ -19,7 +19,7 @@ from spiritlevel.engine.estimators.quadrature import counted_quadrature, frobeni
 from spiritlevel.engine.estimators.quadrature import trace as lanczos_trace
 from spiritlevel.engine.operators import LayerBlock, Operator
 from spiritlevel.engine.operators.products import Strategy
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results.quadrature import Quadrature
@@ -38,7 +38,7 @@ CERTIFIES = "an eigenvalue lies in the interval; that it is the outermost rests 
 
 
 def spectrum(
-    problem: Problem,
+    problem: Measurable,
     probes: int = 8,
     steps: int = 80,
     seed: int = 0,
@@ -60,6 +60,7 @@ def spectrum(
     """
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
+    problem = open_problem(problem)
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     plan = plan_spectrum(matrix, operator, probes, steps)
     if progress:

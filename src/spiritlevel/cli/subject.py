@@ -61,8 +61,8 @@ class Subject:
         if self._first is None:
             self._first = problem
         else:  # every network is measured on the very same draw of the data
-            problem.source = self._first.source
-            problem.notes = [*problem.notes, *self._first.source.notes]
+            source = self._first.source
+            problem = problem.replaced(source=source, notes=(*problem.notes, *source.notes))
         return problem
 
     def _load(self, weights: str) -> LoadedWeights:

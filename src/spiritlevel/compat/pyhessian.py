@@ -19,9 +19,10 @@ from spiritlevel.analyses.eigenvalue_search import Eigenvalues, eigenvalues
 from spiritlevel.engine.estimators.eigenvalues import Which
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs, until
-from spiritlevel.engine.operators import HessianOperator
+from spiritlevel.engine.operators import GGNOperator, HessianOperator
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses import Loss, labels_of, resolve
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.values.draws import Samples
 from spiritlevel.values.errors import UsageError
@@ -45,13 +46,14 @@ class hessian:
     ) -> None:
         if (data is None) == (dataloader is None):
             raise UsageError("give either data=(inputs, targets) or dataloader=..., and not both")
-        self.problem = Problem(
+        given = Problem(
             model,
             tuple(data) if data is not None else dataloader,
             _as_loss(criterion),
             device="cuda" if cuda else None,
             seed=seed,
         )
+        self.problem = open_problem(given)
         self.model, self.criterion, self.seed = model, criterion, seed
         self.device = str(self.problem.device)
         self.full_dataset = data is None
@@ -81,7 +83,7 @@ class hessian:
             blocks = Workbench(problem, seed=self.seed).blocks
             if blocks.exact:
                 return [blocks.network_trace().value]
-            return self._draws(maxIter, tol, blocks.ggn_trace().value, problem.ggn.matvec)
+            return self._draws(maxIter, tol, blocks.ggn_trace().value, GGNOperator(problem).matvec)
 
     def _draws(
         self, maximum: int, tolerance: float, known: float, product: Callable[[Tensor], Tensor] | None

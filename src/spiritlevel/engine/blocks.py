@@ -11,7 +11,7 @@ from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate, How, Result, Status
@@ -45,7 +45,7 @@ class Blocks:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: OpenProblem,
         wants: frozenset[str] = frozenset(),
         *,
         seed: int = 0,

@@ -9,13 +9,13 @@ from torch import Tensor
 from spiritlevel.engine.estimators.eigenvalues import Which, top_eigenpairs
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.derivative_check import path_of
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # Every so many samples, and at least so many: enough that the guess is near, few enough that it costs next to nothing.
 STEP, FEWEST = 20, 500
 
 
-def guessed_eigenvectors(problem: Problem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
+def guessed_eigenvectors(problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
     """Return approximate eigenvectors (P, k) from a twentieth of the data; None where that would not pay.
 
     They only start a search, which adds a random direction and certifies what it finds on all of the data.

@@ -15,7 +15,7 @@ from spiritlevel.inputs.data import DEFAULT_BATCH_SIZE
 from spiritlevel.inputs.graph_size import saved_bytes
 
 if TYPE_CHECKING:
-    from spiritlevel.inputs.given import Given
+    from spiritlevel.inputs.open_problem import OpenProblem
 
 LARGEST = 16384
 TRIED = 4  # samples
@@ -29,7 +29,7 @@ def memory_share(device: torch.device) -> int:
     return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
-def batch_size_for(problem: Given) -> int:
+def batch_size_for(problem: OpenProblem) -> int:
     """Return the batch size for a problem's model and device."""
     device, dtype = problem.device, problem.dtype
     content = slice_batch(next(iter(problem.source.read())), 0, TRIED)

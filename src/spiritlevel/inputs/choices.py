@@ -14,19 +14,19 @@ from spiritlevel.inputs.losses.base import LABEL_KEYS
 from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from spiritlevel.inputs.given import Given
+    from spiritlevel.inputs.open_problem import OpenProblem
 
 # How Hugging Face names the classes whose outputs are scores of the next token.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 
 
-def ask_for_labels(problem: Given, content: Content) -> None:
+def ask_for_labels(problem: OpenProblem, content: Content) -> None:
     """Refuse a batch whose labels a named loss cannot tell from its inputs, before the model is called with these."""
     if not isinstance(problem.loss, CallableLoss):
         labels_of(content)
 
 
-def ask_which_token(problem: Given, content: Content, outputs: Tensor) -> None:
+def ask_which_token(problem: OpenProblem, content: Content, outputs: Tensor) -> None:
     """Refuse a plain cross-entropy over tokens where the next label may be meant, which gives quite another number."""
     loss = problem.loss
     if not isinstance(loss, CrossEntropy) or isinstance(loss, SameToken) or outputs.ndim != 3:
@@ -75,7 +75,7 @@ def taken_in_words(outputs: Any) -> str:
     )
 
 
-def choices_taken(problem: Given, content: Content) -> list[str]:
+def choices_taken(problem: OpenProblem, content: Content) -> list[str]:
     """Say what the default forward made of a batch that could be read in another way, and of several outputs."""
     from spiritlevel.inputs.model_forward import default_forward
 
@@ -99,7 +99,7 @@ def choices_taken(problem: Given, content: Content) -> list[str]:
     return said + _matrices_in_words(problem) + ([problem.output_taken] if problem.output_taken else [])
 
 
-def _matrices_in_words(problem: Given) -> list[str]:
+def _matrices_in_words(problem: OpenProblem) -> list[str]:
     """Say how weights of modules of the model's own are read, where trying these did not show which way round."""
     open_ones = [
         full

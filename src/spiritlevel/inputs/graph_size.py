@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from spiritlevel.inputs.given import Given
+    from spiritlevel.inputs.open_problem import OpenProblem
 
 
-def saved_bytes(problem: Given, run: Callable[[], object]) -> int:
+def saved_bytes(problem: OpenProblem, run: Callable[[], object]) -> int:
     """Return the bytes of what autograd keeps of a run of the problem's model, the parameters themselves aside."""
     saved: dict[int, int] = {}
 

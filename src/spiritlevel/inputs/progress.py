@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-from spiritlevel.inputs.given import Given
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.cleaning import for_terminal
 
 QUIET_SECONDS = 1.0  # nothing is shown for work that ends within this time
 
 
 @contextlib.contextmanager
-def show_progress(problem: Given, shown: bool) -> Iterator[None]:
+def show_progress(problem: OpenProblem, shown: bool) -> Iterator[None]:
     """Show a line on standard error while sweeps run, and take it away when they are done."""
     if not shown or problem.progress is not None or not sys.stderr.isatty():
         yield

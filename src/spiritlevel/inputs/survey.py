@@ -11,8 +11,8 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.choices import ask_for_labels, ask_which_token, choices_taken
 from spiritlevel.inputs.contents import Content, slice_batch, tensors_of
 from spiritlevel.inputs.fingerprints import Fingerprint
-from spiritlevel.inputs.given import Given
 from spiritlevel.inputs.losses import labels_of
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -48,7 +48,7 @@ class Survey:
         return None if self.correct is None else float(self.correct.double().mean())
 
 
-def take_survey(problem: Given) -> Survey:
+def take_survey(problem: OpenProblem) -> Survey:
     """Sweep the data for the first time, with every check on what comes in."""
     surveyor = Surveyor(problem)
     with problem.session(), torch.no_grad():
@@ -63,7 +63,7 @@ def take_survey(problem: Given) -> Survey:
 class Surveyor:
     """Looks at every batch of a first sweep, be it one of its own or one that has more to do with the outputs."""
 
-    def __init__(self, problem: Given) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.coupled = False
         self._losses, self._weights, self._finite = RowBuffer(), RowBuffer(), RowBuffer()
@@ -149,7 +149,7 @@ class Surveyor:
         )
 
 
-def checked_outputs(problem: Given, batch: Batch) -> Tensor:
+def checked_outputs(problem: OpenProblem, batch: Batch) -> Tensor:
     """Return the model's outputs on a batch, or say why there are none to be measured."""
     try:
         ask_for_labels(problem, batch.content)
@@ -178,7 +178,7 @@ def _refuse_not_finite(finite: Tensor, start: int = 0) -> None:
         )
 
 
-def _depends_on_neighbours(problem: Given, batch: Batch, outputs: Tensor) -> bool:
+def _depends_on_neighbours(problem: OpenProblem, batch: Batch, outputs: Tensor) -> bool:
     """Whether a sample's outputs depend on what is in its batch (BatchNorm in training mode), or on how much is."""
     if batch.count == 1:
         return any(
@@ -204,7 +204,7 @@ def differ(alone: Tensor, together: Tensor) -> bool:
     return bool((alone - together).abs().max() > (1e-3 if together.dtype == torch.float32 else 1e-8) * scale)
 
 
-def _what_was_taken(problem: Given) -> str:
+def _what_was_taken(problem: OpenProblem) -> str:
     """Go on with the tensor that was taken of several the model returned, where a sentence ends with what is wrong."""
     taken = problem.output_taken
     return f"; {taken[0].lower()}{taken[1:].rstrip('.')}" if taken else ""

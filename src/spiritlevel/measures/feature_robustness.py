@@ -14,8 +14,8 @@ from spiritlevel.engine.operators import LayerBlock
 from spiritlevel.engine.passes.head import HeadLoss, is_linear
 from spiritlevel.engine.passes.perturbed import Perturbed
 from spiritlevel.engine.passes.recording import Recorder
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.input_first import is_input_first
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import feature_robustness as reference
 from spiritlevel.values.errors import UsageError, near_names
@@ -37,7 +37,7 @@ SMALLEST_STEP = 1 / 64
     reference=reference.feature_robustness,
 )
 def feature_robustness(
-    problem: Problem,
+    problem: OpenProblem,
     perturbed: Perturbed,
     blocks: Any,
     seed: int,
@@ -101,7 +101,7 @@ def feature_robustness(
     )
 
 
-def _last_layer(problem: Problem) -> str | None:
+def _last_layer(problem: OpenProblem) -> str | None:
     """Name the linear layer that is called last, or None; modules may be declared in another order than called."""
     with problem.session(), Recorder(problem) as recorder:
         problem.outputs(next(problem.batches()).content)
@@ -109,7 +109,7 @@ def _last_layer(problem: Problem) -> str | None:
     return suited[-1] if suited else None
 
 
-def _named_layer(problem: Problem, layer: str) -> str:
+def _named_layer(problem: OpenProblem, layer: str) -> str:
     if layer not in problem.weights:
         raise UsageError(f"no layer with a weight matrix is named {layer!r}{near_names(layer, problem.weights)}")
     reason = _unsuited(problem, layer)
@@ -118,7 +118,7 @@ def _named_layer(problem: Problem, layer: str) -> str:
     return layer
 
 
-def _unsuited(problem: Problem, name: str) -> str:
+def _unsuited(problem: OpenProblem, name: str) -> str:
     """Say why replacing this weight would not move the features alone, or nothing."""
     layer = problem.layers.get(name)
     if layer is None or not is_linear(layer.module):
@@ -135,7 +135,7 @@ def _unsuited(problem: Problem, name: str) -> str:
 class _Moves:
     """The loss as a function of C with ‖C‖₂ ≤ 1: with Wᵀ = QR, A = QC gives WA = RᵀC, and no other A gives more."""
 
-    def __init__(self, problem: Problem, elsewhere: Perturbed | HeadLoss, parameter: str, delta: float) -> None:
+    def __init__(self, problem: OpenProblem, elsewhere: Perturbed | HeadLoss, parameter: str, delta: float) -> None:
         self.elsewhere, self.parameter, self.delta = elsewhere, parameter, delta
         self.stored = problem.chosen_parameters[parameter].detach().double()
         self.turned = is_input_first(problem.model.get_submodule(parameter.rpartition(".")[0]))
@@ -198,7 +198,7 @@ def _polar(slope: Tensor) -> Tensor:
     return nearest
 
 
-def _bound(problem: Problem, moves: _Moves, seed: int) -> tuple[dict[str, Any], Tensor]:
+def _bound(problem: OpenProblem, moves: _Moves, seed: int) -> tuple[dict[str, Any], Tensor]:
     """Return the bound of C.1 with the first-order term missing there, and the slope along the top eigenvector."""
     block = moves.elsewhere if isinstance(moves.elsewhere, HeadLoss) else LayerBlock(problem, [moves.parameter])
     pairs = top_eigenpairs(

@@ -6,7 +6,7 @@ import math
 
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.radial import RadialStats
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.reference import fisher_rao as reference
@@ -54,7 +54,7 @@ def fisher_rao_norm(radial: RadialStats, *, labels: str = "observed") -> Result:
     layer_quantities=("fisher_rao_diagonal",),
     requires=("independent",),
 )
-def fisher_rao_diagonal(problem: Problem, fisher: CurvatureSums) -> Result:
+def fisher_rao_diagonal(problem: OpenProblem, fisher: CurvatureSums) -> Result:
     """The Fisher–Rao norm with all parameters taken as independent: only the diagonal of the Fisher information.
 
     It changes where one weight is written as a sum of two, which the full norm does not.

@@ -14,7 +14,7 @@ from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import frobenius_squared
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.derivative_check import path_of
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import curvature as reference
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
@@ -56,7 +56,7 @@ def ggn_trace(blocks: Blocks) -> Estimate:
     return blocks.ggn_trace()
 
 
-def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
+def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
     path = path_of(problem)
     shortfall = f"the residual is still {residual:.2g} after {pairs.sweeps} sweeps"
@@ -82,7 +82,7 @@ def _from_pairs(pairs: Eigenpairs, problem: Problem) -> Estimate:
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_top_eigenvalue,
 )
-def hessian_top_eigenvalue(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
+def hessian_top_eigenvalue(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest (algebraic) curvature over all directions, certified by its residual."""
     return _from_pairs(eigen(1, "largest", tolerance), problem)
 
@@ -96,7 +96,7 @@ def hessian_top_eigenvalue(problem: Problem, eigen: Eigen, *, tolerance: float =
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_spectral_norm,
 )
-def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
+def hessian_spectral_norm(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest curvature in magnitude; differs from the top eigenvalue where negative curvature dominates."""
     found = _from_pairs(eigen(1, "magnitude", tolerance), problem)
     if found.value >= 0:
@@ -105,7 +105,7 @@ def hessian_spectral_norm(problem: Problem, eigen: Eigen, *, tolerance: float = 
     return Estimate(**{**vars(flipped), "details": {**found.details, "sign": -1}})
 
 
-def _squares_written_out(problem: Problem) -> Estimate:
+def _squares_written_out(problem: OpenProblem) -> Estimate:
     """Sum all squares: as many products as there are parameters, which are fewer than probes might be."""
     matrix = HessianOperator(problem, keep_graphs=None)
     columns = matrix.matvec(torch.eye(problem.size, dtype=problem.dtype, device=problem.device)).double()
@@ -155,7 +155,7 @@ def _in_form(square: Estimate, form: str, size: int) -> Estimate:
     choices={"form": ("norm", "squared", "squared_per_parameter")},
 )
 def hessian_frobenius(
-    problem: Problem,
+    problem: OpenProblem,
     eigen: Eigen,
     seed: int,
     *,
@@ -211,7 +211,7 @@ def hessian_frobenius(
     not_invariant=(*_RESCALINGS, "output_scaling"),
     reference=reference.hessian_log_volume,
 )
-def hessian_log_volume(problem: Problem, eigen: Eigen, *, k: int = 10, tolerance: float = 1e-3) -> Estimate:
+def hessian_log_volume(problem: OpenProblem, eigen: Eigen, *, k: int = 10, tolerance: float = 1e-3) -> Estimate:
     """Logarithm of the product of the k largest curvatures: minus twice the log of the basin's extent along them."""
     if k > problem.size:
         return not_applicable(f"k={k} eigenvalues were asked for, but there are only {problem.size} parameters")

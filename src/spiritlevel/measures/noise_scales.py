@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spiritlevel.engine.estimators.balancing import balance
 from spiritlevel.engine.passes.perturbed import gaussian_noise
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 
 # A line without weight has its optimum at vanishing noise; it gets the noise at which it costs this share of the rest.
@@ -53,7 +53,7 @@ class Scales:
         return Scales(self.parameter, self.module, self.weight, self.rows + amount, self.columns)
 
 
-def weights_of(problem: Problem) -> Iterator[tuple[str, nn.Module, Tensor]]:
+def weights_of(problem: OpenProblem) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Yield the name, module and value of every chosen weight of two or more dimensions that is not all zero."""
     for full in problem.weights.values():
         module = next(layer.module for layer in problem.layers.values() if full in layer.parameters.values())

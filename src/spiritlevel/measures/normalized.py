@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spiritlevel.engine.blocks import Blocks, TensorEstimate
 from spiritlevel.engine.estimators.balancing import Balance, balance, balance_icml
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import normalized as reference
@@ -43,7 +43,7 @@ def _share_clipped(h: Tensor) -> tuple[int, float]:
     reference=reference.matrix_normalized_sharpness,
 )
 def matrix_normalized_sharpness(
-    problem: Problem, blocks: Blocks, *, include_biases: bool = True, clip: str = "zero"
+    problem: OpenProblem, blocks: Blocks, *, include_biases: bool = True, clip: str = "zero"
 ) -> Result:
     """Sharpness with one noise scale for each weight matrix, chosen best: unchanged by rescaling whole layers."""
     layers: dict[str, Estimate] = {}
@@ -105,7 +105,7 @@ def _cross_fitted_sum(h: TensorEstimate, clip: str) -> tuple[float, float]:
     reference=reference.normalized_sharpness,
 )
 def normalized_sharpness(
-    problem: Problem, blocks: Blocks, *, lam: float = 0.5, clip: str = "zero", variant: str = "arxiv"
+    problem: OpenProblem, blocks: Blocks, *, lam: float = 0.5, clip: str = "zero", variant: str = "arxiv"
 ) -> Result:
     """Sharpness with the best noise scale for each row and column of a weight: unchanged by rescaling neurons."""
     layers: dict[str, Estimate] = {}
@@ -172,7 +172,11 @@ def _with_finite_scales(h: Tensor, w2: Tensor) -> Balance:
 
 
 def _summed(
-    problem: Problem, layers: dict[str, Estimate], name: str, worst: TensorEstimate | None, details: dict[str, float]
+    problem: OpenProblem,
+    layers: dict[str, Estimate],
+    name: str,
+    worst: TensorEstimate | None,
+    details: dict[str, float],
 ) -> Result:
     if not layers:
         return Result(

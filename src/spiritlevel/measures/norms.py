@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.engine.passes.outputs import OutputStats
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.margins import NO_CLASSES, NO_SAMPLE
@@ -35,7 +35,7 @@ DENSE_SIDE = 2048
     layer_quantities=("weight_norm", "frobenius", "spectral_norm", "stable_rank"),
     choices={"conv": CONV_CHOICES},
 )
-def weight_norm(problem: Problem, *, conv: str = "reshaped") -> Result:
+def weight_norm(problem: OpenProblem, *, conv: str = "reshaped") -> Result:
     """The Euclidean length of all parameters; by layer also the size and the stable rank of its weight matrix.
 
     The stable rank is ‖A‖_F² / ‖A‖_s².  ``conv="reshaped"`` reads a convolution's weight as the matrix (out, in ×
@@ -78,7 +78,7 @@ def weight_norm(problem: Problem, *, conv: str = "reshaped") -> Result:
     choices={"margin": ("median", "p10", "mean"), "conv": CONV_CHOICES},
 )
 def spectral_complexity(
-    problem: Problem, outputs: OutputStats, *, margin: str = "median", conv: str = "reshaped"
+    problem: OpenProblem, outputs: OutputStats, *, margin: str = "median", conv: str = "reshaped"
 ) -> Result:
     """How much the weights can stretch an input, with a correction for their rank, in units of the output margin.
 
@@ -129,7 +129,7 @@ class MatrixSizes:
     read_as: str
 
 
-def matrix_sizes(problem: Problem, conv: str) -> dict[str, MatrixSizes]:
+def matrix_sizes(problem: OpenProblem, conv: str) -> dict[str, MatrixSizes]:
     """Return the norms of every weight of two or more dimensions, by layer."""
     owners = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
     called = _input_sizes(problem) if conv == "fft" else {}
@@ -209,7 +209,7 @@ def _why_not_circular(module: nn.Module, sizes: set[tuple[int, ...]]) -> str:
     return ""
 
 
-def _input_sizes(problem: Problem) -> dict[nn.Module, set[tuple[int, ...]]]:
+def _input_sizes(problem: OpenProblem) -> dict[nn.Module, set[tuple[int, ...]]]:
     """Return the spatial sizes of each convolution's inputs, from running the model on the first batch."""
     found: dict[nn.Module, set[tuple[int, ...]]] = {}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.passes.perturbed import Perturbed
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.noise_scales import Scales, balanced_scales, fitted_scales, noisy, weights_of
@@ -45,7 +45,7 @@ UNFELT_RAISE = math.log(30.0)
     reference=reference.pac_bayes_terms,
 )
 def pac_bayes_terms(
-    problem: Problem,
+    problem: OpenProblem,
     perturbed: Perturbed,
     blocks: Any,
     seed: int,
@@ -223,7 +223,7 @@ BALANCED = 0.2
     reference=reference.normalized_sharpness_direct,
 )
 def normalized_sharpness_direct(
-    problem: Problem,
+    problem: OpenProblem,
     perturbed: Perturbed,
     seed: int,
     *,

@@ -11,7 +11,7 @@ from torch import Tensor
 from spiritlevel.engine.estimators.box_maximum import maximise_in_box
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import perturbation as reference
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -36,7 +36,7 @@ LARGEST_BASIS = 500_000_000
     reference=reference.noise_curvature,
 )
 def noise_curvature(
-    problem: Problem,
+    problem: OpenProblem,
     perturbed: Perturbed,
     seed: int,
     *,
@@ -113,7 +113,7 @@ def _beside(own: Tensor, middle: Tensor) -> tuple[float, float]:
 
 
 def _second_differences(
-    problem: Problem, perturbed: Perturbed, radius: float, draws: int, seed: int
+    problem: OpenProblem, perturbed: Perturbed, radius: float, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return L(θ+sε) + L(θ−sε) − 2L(θ) of each draw (D,) and its mean over draws for each sample (N,)."""
     survey = problem.survey
@@ -131,7 +131,7 @@ def _second_differences(
     return differences @ survey.weights / survey.total_weight, differences.mean(0)
 
 
-def _stderr_data(problem: Problem, values: Tensor) -> float | None:
+def _stderr_data(problem: OpenProblem, values: Tensor) -> float | None:
     """Standard error of the weighted mean over samples, None where samples are coupled or too few."""
     survey = problem.survey
     count = int((survey.weights > 0).sum())
@@ -152,7 +152,7 @@ def _stderr_data(problem: Problem, values: Tensor) -> float | None:
     reference=reference.keskar_sharpness,
 )
 def keskar_sharpness(
-    problem: Problem,
+    problem: OpenProblem,
     perturbed: Perturbed,
     seed: int,
     *,
@@ -212,7 +212,7 @@ def keskar_sharpness(
 
 
 def _search_space(
-    problem: Problem, eps: float, subspace: int | None, seed: int
+    problem: OpenProblem, eps: float, subspace: int | None, seed: int
 ) -> tuple[Callable[[Tensor], dict[str, Tensor]], Callable[[Tensor], Tensor], Tensor]:
     """Return the map from z to parameters, its transpose on gradients, and the half-widths of the box of z."""
     here = problem.flatten({name: t.detach() for name, t in problem.chosen_parameters.items()}).double().cpu()

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from spiritlevel.engine.blocks import Blocks, TensorEstimate
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, Measure, declare
 from spiritlevel.measures.reference import curvature as reference
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
@@ -55,7 +55,7 @@ def _combined(layers: Layers, reduce: str, samples: int) -> Estimate:
     )
 
 
-def _scaled_by_norm(problem: Problem, layers: Layers, per_numel: bool) -> Layers:
+def _scaled_by_norm(problem: OpenProblem, layers: Layers, per_numel: bool) -> Layers:
     scaled = {}
     for layer, estimate in layers.items():
         weight = problem.chosen_parameters[problem.weights[layer]].detach().double()
@@ -65,7 +65,7 @@ def _scaled_by_norm(problem: Problem, layers: Layers, per_numel: bool) -> Layers
 
 
 def _kappa(reduce: str) -> Callable[..., Result]:
-    def kappa(problem: Problem, layer_eigen: Layers, *, per_numel: bool = False) -> Result:
+    def kappa(problem: OpenProblem, layer_eigen: Layers, *, per_numel: bool = False) -> Result:
         layers = _scaled_by_norm(problem, layer_eigen, per_numel)
         return Result(_combined(layers, reduce, problem.survey.count), {"kappa": layers})
 
@@ -73,7 +73,7 @@ def _kappa(reduce: str) -> Callable[..., Result]:
 
 
 def _kappa_tau(reduce: str) -> Callable[..., Result]:
-    def kappa_tau(problem: Problem, blocks: Blocks, *, per_numel: bool = False) -> Result:
+    def kappa_tau(problem: OpenProblem, blocks: Blocks, *, per_numel: bool = False) -> Result:
         layers = _scaled_by_norm(problem, {name: blocks.weight_trace(name) for name in problem.weights}, per_numel)
         return Result(_combined(layers, reduce, problem.survey.count), {"kappa_tau": layers})
 
@@ -136,7 +136,7 @@ def _largest(parts: dict[str, TensorEstimate]) -> Estimate:
 
 
 def _rho(reduce: str) -> Callable[..., Result]:
-    def rho(problem: Problem, blocks: Blocks, *, neuron: str = "in") -> Result:
+    def rho(problem: OpenProblem, blocks: Blocks, *, neuron: str = "in") -> Result:
         if not problem.weights:
             return Result(not_applicable(_NO_WEIGHT))
         whole = {layer: blocks.whole(layer) for layer in problem.weights}
@@ -188,7 +188,7 @@ rho_max, rho_sum = _declare_rho("max"), _declare_rho("sum")
     choices={"layer": ("last", "sum", "max")},
     reference=reference.relative_flatness,
 )
-def relative_flatness(problem: Problem, blocks: Blocks, *, layer: str = "last") -> Result:
+def relative_flatness(problem: OpenProblem, blocks: Blocks, *, layer: str = "last") -> Result:
     """Curvature under rotations of a layer's features; unlike κτ it weighs neurons by their weights' overlap."""
     layers = {name: blocks.transposed(name) for name in problem.weights}
     return Result(_combined(layers, layer, problem.survey.count), {"relative_flatness": layers})

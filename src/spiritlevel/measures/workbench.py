@@ -15,8 +15,8 @@ from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
-from spiritlevel.engine.problem import Problem
 from spiritlevel.engine.warm_start import guessed_eigenvectors
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
 EIGEN_TOLERANCE = 1e-3
@@ -27,7 +27,7 @@ class Workbench:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: OpenProblem,
         wants: frozenset[str] = frozenset(),
         *,
         seed: int = 0,
@@ -41,6 +41,7 @@ class Workbench:
         self._tolerance = tolerance
         self._maximum_probes = maximum_probes
         self._eigenpairs = eigenpairs
+        self.known_blocks: Blocks | None = None  # until they are first asked for
         self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
         self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
 
@@ -70,27 +71,29 @@ class Workbench:
     @cached_property
     def gradient(self) -> GradientStats:
         """The gradient of the mean loss and its noise, from the blocks' sweep where it took them along."""
-        blocks: Blocks | None = self.__dict__.get("blocks")
-        if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
-            assert blocks.sums.beside.mean is not None  # the sweep sums both or neither
-            return blocks.sums.beside.mean
+        blocks = self.known_blocks
+        beside = None if blocks is None or blocks.sums is None else blocks.sums.beside
+        if beside is not None and beside.mean is not None:
+            return beside.mean
         return mean_gradient(self.problem)
 
-    @cached_property
+    @property
     def blocks(self) -> Blocks:
         """Diagonal blocks of the Hessian, with everything the chosen measures want of them."""
-        return Blocks(
-            self.problem,
-            self._wants,
-            seed=self.seed,
-            tolerance=self._tolerance or TOLERANCE,
-            maximum_probes=self._maximum_probes,
-        )
+        if self.known_blocks is None:
+            self.known_blocks = Blocks(
+                self.problem,
+                self._wants,
+                seed=self.seed,
+                tolerance=self._tolerance or TOLERANCE,
+                maximum_probes=self._maximum_probes,
+            )
+        return self.known_blocks
 
     @cached_property
     def fisher(self) -> CurvatureSums:
         """The empirical Fisher information's diagonal, from the blocks' sweep where there was one."""
-        blocks: Blocks | None = self.__dict__.get("blocks")
+        blocks = self.known_blocks
         if blocks is not None and blocks.sums is not None and blocks.sums.beside is not None:
             return blocks.sums.beside
         found = curvature_sweep(self.problem, frozenset({"diagonal"}), columns_of=fisher_columns, verify=False)

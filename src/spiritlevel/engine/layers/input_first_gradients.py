@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +12,8 @@ from spiritlevel.engine.layers.sample_gradients import DirectGradients, OuterGra
 class InputFirstGradients(OuterGradients):
     """Gradients M = Σ_t δ_t a_tᵀ of a weight that holds Mᵀ: matrices are the same, the parameter's layout is not."""
 
-    @cached_property
-    def direct(self) -> DirectGradients:
-        """The gradients formed, in the parameter's layout."""
+    def _form(self) -> DirectGradients:
+        """Return the gradients in the parameter's layout."""
         turned = OuterGradients(self.inputs, self.deltas, torch.Size(reversed(self.shape)))
         return DirectGradients(turned.direct.values.transpose(-1, -2))
 
@@ -27,8 +24,8 @@ class InputFirstGradients(OuterGradients):
             self.direct.add_squares(into, coefficients)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        if "direct" in self.__dict__:  # they were formed already
-            return self.direct.combine(coefficients)
+        if self.formed is not None:
+            return self.formed.combine(coefficients)
         return OuterGradients(self.inputs, self.deltas, torch.Size(reversed(self.shape))).combine(coefficients).T
 
     def _part(self, part: slice) -> OuterGradients:

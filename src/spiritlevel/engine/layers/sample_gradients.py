@@ -124,6 +124,7 @@ class OuterGradients(SampleGradients):
 
     inputs: Tensor
     deltas: Tensor
+    formed: DirectGradients | None = None  # until squares, or anything else, need them so
 
     def __init__(self, inputs: Tensor, deltas: Tensor, shape: torch.Size) -> None:
         self.inputs = inputs
@@ -136,9 +137,14 @@ class OuterGradients(SampleGradients):
         """Whether the layer is applied once a sample, so that M is an outer product."""
         return self.inputs.shape[2] == 1
 
-    @cached_property
+    @property
     def direct(self) -> DirectGradients:
         """The gradients formed: needed where squares are taken after a sum over positions."""
+        if self.formed is None:
+            self.formed = self._form()
+        return self.formed
+
+    def _form(self) -> DirectGradients:
         columns, samples, groups, _, outputs = self.deltas.shape
         matrix = torch.bmm(self._stacked, self.inputs.flatten(0, 1)).reshape(samples, groups, columns, outputs, -1)
         return DirectGradients(matrix.permute(2, 0, 1, 3, 4).reshape(columns, samples, *self.shape))
@@ -196,8 +202,8 @@ class OuterGradients(SampleGradients):
         return (self._pulled(view).square().sum(-1) * self.inputs[:, :, 0].square().sum(-1)).sum(2)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        if "direct" in self.__dict__:  # they were formed already
-            return self.direct.combine(coefficients)
+        if self.formed is not None:
+            return self.formed.combine(coefficients)
         deltas = (self.deltas * coefficients[:, :, None, None, None]).sum(0)  # (B, G, T, O)
         return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 

@@ -23,8 +23,8 @@ from spiritlevel.engine.operators.differentiation import (
 from spiritlevel.engine.operators.every_sample import vet
 from spiritlevel.engine.operators.pieces import LinearPieces
 from spiritlevel.engine.passes.graph import look_at
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.open_problem import OpenProblem
 
 
 class BatchProducts(Protocol):
@@ -48,7 +48,7 @@ class RetainedGraph:
     ``together`` vectors at most go through it in one pass.
     """
 
-    def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], *, together: int = 1) -> None:
+    def __init__(self, problem: OpenProblem, batch: Batch, names: Sequence[str], *, together: int = 1) -> None:
         self.problem, self.batch, self.together = problem, batch, together
         self.tensors = [problem.chosen_parameters[name] for name in names]
         # Buffers written in place later (running statistics, their restoring) would invalidate this batch's graph.
@@ -102,7 +102,7 @@ class ForwardOverReverse:
     Nested forward mode would be silently wrong through normalisation layers; forward over reverse is not.
     """
 
-    def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], *, function: Any = None) -> None:
+    def __init__(self, problem: OpenProblem, batch: Batch, names: Sequence[str], *, function: Any = None) -> None:
         self.problem, self.batch, self.names = problem, batch, list(names)
         self.point = {name: problem.chosen_parameters[name].detach() for name in names}
         with torch.no_grad():
@@ -148,7 +148,7 @@ class ForwardOverReverse:
 
 
 def hessian_by_forward(
-    problem: Problem, point: dict[str, Tensor], tangent: dict[str, Tensor], content: Any, shares: Tensor
+    problem: OpenProblem, point: dict[str, Tensor], tangent: dict[str, Tensor], content: Any, shares: Tensor
 ) -> dict[str, Tensor]:
     """Return the forward derivative of the gradient along ``tangent``."""
 
@@ -160,7 +160,7 @@ def hessian_by_forward(
     return derivative
 
 
-def curved_outputs(problem: Problem, batch: Batch, outputs: Tensor, forward: Tensor, shares: Tensor) -> Tensor:
+def curved_outputs(problem: OpenProblem, batch: Batch, outputs: Tensor, forward: Tensor, shares: Tensor) -> Tensor:
     """Return Λ J v, each sample with its share of the mean loss."""
     curved = problem.loss.hessian_product(outputs.detach(), batch.content, forward.detach())
     return curved * shares.reshape(1, -1, *([1] * (outputs.ndim - 1)))

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -22,8 +21,8 @@ from torch import Tensor
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operators.differentiation import gradient_graph, hessian_vectors, push_forward
 from spiritlevel.engine.operators.generic_point import ROUNDINGS, SHARP, STEPS, TOLERANCE, GenericPoint
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Status
 
@@ -85,51 +84,49 @@ class Path:
         return "budget_spent" if reasons else "ok", "; ".join(reasons)
 
 
-_paths: WeakKeyDictionary[Problem, Path | SpiritlevelError] = WeakKeyDictionary()
-_true_gradients: WeakSet[Problem] = WeakSet()
 Found = TypeVar("Found")
 
 
-def path_of(problem: Problem) -> Path:
+def path_of(problem: OpenProblem) -> Path:
     """Return the path of this problem's products, after checking one of them the first time."""
-    if problem not in _paths:
+    if problem.derivatives is None:
         try:
-            _paths[problem] = _checked_path(problem)
+            problem.derivatives = _checked_path(problem)
         except SpiritlevelError as error:
-            _paths[problem] = error
-    found = _paths[problem]
+            problem.derivatives = error
+    found: Path | SpiritlevelError = problem.derivatives
     if isinstance(found, SpiritlevelError):
         raise found
     return found
 
 
-def require_true_gradient(problem: Problem) -> None:
+def require_true_gradient(problem: OpenProblem) -> None:
     """Refuse where the gradient that torch computes is not the derivative of the loss: the cheaper half of the check.
 
     It is all that is needed where every operation recorded is one of torch's own whose second derivatives are known.
     """
-    if problem in _paths:
+    if problem.derivatives is not None:
         path_of(problem)  # which raises where the gradient was found wrong
-    elif problem not in _true_gradients:
+    elif not problem.gradient_is_true:
         _first_that_works(problem, _Check.require_slope)
-        _true_gradients.add(problem)
+        problem.gradient_is_true = True
 
 
-def require_double_backward(problem: Problem, what: str) -> None:
+def require_double_backward(problem: OpenProblem, what: str) -> None:
     """Refuse where second derivatives through autograd cannot be trusted and ``what`` has no other path."""
     path = path_of(problem)
     if path.differences:
         raise SpiritlevelError(f"{what} needs second derivatives through autograd, and {path.reason}")
 
 
-def _checked_path(problem: Problem) -> Path:
+def _checked_path(problem: OpenProblem) -> Path:
     path = _first_that_works(problem, _Check.path)
     if path.differences:
         problem.notes.append(f"Products with the Hessian are {path.label}, because {path.reason}.")
     return path
 
 
-def _first_that_works(problem: Problem, look: Callable[[_Check], Found]) -> Found:
+def _first_that_works(problem: OpenProblem, look: Callable[[_Check], Found]) -> Found:
     """Return what a look at a few samples finds in float64, or in the precision of a model that cannot be run so."""
     with problem.session():
         few = problem.on_few(SAMPLES)
@@ -151,7 +148,7 @@ def _first_that_works(problem: Problem, look: Callable[[_Check], Found]) -> Foun
 class _Check:
     """The loss of a few samples as a function of all parameters, in one dtype, and its derivatives both ways."""
 
-    def __init__(self, problem: Problem, content: Content, dtype: torch.dtype) -> None:
+    def __init__(self, problem: OpenProblem, content: Content, dtype: torch.dtype) -> None:
         self.problem, self.dtype = problem, dtype
         self.at = GenericPoint(problem, dtype)
         self.content = self.at.cast(content)

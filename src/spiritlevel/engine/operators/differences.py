@@ -16,8 +16,8 @@ from spiritlevel.engine.operators.batch_products import RetainedGraph
 from spiritlevel.engine.operators.derivative_check import Path
 from spiritlevel.engine.operators.differentiation import Parts
 from spiritlevel.engine.operators.generic_point import padding_rows
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # Radii tried, relative to the length of the parameters; too large sees higher derivatives, too small only rounding.
 RADII = {torch.float64: (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7), torch.float32: (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)}
@@ -29,7 +29,7 @@ Evaluate = Callable[[Sequence[str], list[Tensor], float], list[Tensor]]  # (name
 class Differences(RetainedGraph):
     """Products of one batch by differences for whatever the path says autograd cannot give."""
 
-    def __init__(self, problem: Problem, batch: Batch, names: Sequence[str], path: Path) -> None:
+    def __init__(self, problem: OpenProblem, batch: Batch, names: Sequence[str], path: Path) -> None:
         self.path = path
         super().__init__(problem, batch, names)
         self.names, self.padding = list(names), padding_rows(problem)

@@ -18,8 +18,8 @@ from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operators.differentiation import gradient_graph, hessian_vectors
 from spiritlevel.engine.operators.generic_point import AWAY, CLOSE_BY, ROUNDINGS, STEPS, GenericPoint
 from spiritlevel.engine.passes.graph import Graph
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import SpiritlevelError
 
 # Of the sum over samples of the sizes: far below one sample's part.  Models that do not run in float64 show less.
@@ -30,7 +30,7 @@ BLURRED, BLURRED_OTHERWISE = 0.1, 100.0
 FURTHER = 1e4
 
 
-def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
+def vet(problem: OpenProblem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
     """Refuse a batch in which autograd is wrong for any sample, where its graph leaves that open.
 
     ``curvature``: second derivatives are wanted too.  A batch is looked at once.
@@ -64,7 +64,7 @@ def vet(problem: Problem, batch: Batch, graph: Graph, *, curvature: bool) -> Non
 class _Combination:
     """A random combination of a batch's outputs as a function of a step along one direction."""
 
-    def __init__(self, problem: Problem, batch: Batch, dtype: torch.dtype, distance: float) -> None:
+    def __init__(self, problem: OpenProblem, batch: Batch, dtype: torch.dtype, distance: float) -> None:
         self.dtype, self.samples = dtype, batch.count
         self.at = GenericPoint(problem, dtype, distance)
         self.content = self.at.cast(batch.content)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operators.convolutions import LinearConvolutions
 from spiritlevel.engine.operators.pieces import LinearPieces
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.contents import Content, map_tensors
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # Small steps cross no kink; large ones are for networks that compute some operations in float32 whatever they get.
 # A network of hundreds of layers has so many kinks and so much curvature that only the last steps cross none of them.
@@ -30,7 +30,7 @@ DRAWN = 65_537  # numbers, a prime: rows of no layer have that length
 class GenericPoint:
     """Parameters moved a little, in one dtype; ``direction`` has entries of the parameters' own size."""
 
-    def __init__(self, problem: Problem, dtype: torch.dtype, distance: float = AWAY) -> None:
+    def __init__(self, problem: OpenProblem, dtype: torch.dtype, distance: float = AWAY) -> None:
         self.problem, self.dtype = problem, dtype
         self.in_part = False  # some operation was computed in another dtype
         model = problem.model
@@ -84,7 +84,7 @@ class GenericPoint:
         return outputs
 
 
-def padding_rows(problem: Problem) -> dict[str, int]:
+def padding_rows(problem: OpenProblem) -> dict[str, int]:
     """Return the rows of embeddings that do not move: torch sets their gradient to zero by definition."""
     found = {}
     for name, module in problem.model.named_modules():

@@ -9,7 +9,7 @@ from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.operators.products import Products
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
 # Blocks this small are written out and diagonalised.
@@ -19,7 +19,7 @@ BASIS_NUMBERS = 200_000_000
 
 
 def top_eigenvalues(
-    problem: Problem, names: dict[str, str], *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
+    problem: OpenProblem, names: dict[str, str], *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
 ) -> dict[str, Estimate]:
     """Return {layer: λ_max of its weight's block of the Hessian} with residuals; ``names`` maps layers to weights."""
     sizes = {layer: problem.chosen_parameters[full].numel() for layer, full in names.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spiritlevel.engine.operators.derivative_check import Path
 from spiritlevel.engine.operators.products import Products, Strategy
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.values.errors import UsageError
 
 
@@ -22,7 +22,7 @@ class Operator:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Measurable,
         names: Sequence[str],
         *,
         ggn: bool,
@@ -30,11 +30,11 @@ class Operator:
         keep_graphs: bool | None = False,
         whole_batches: bool = False,
     ) -> None:
-        self.problem = problem
+        self.problem = open_problem(problem)
         self.names = list(names)
         self._ggn = ggn
         self.products = Products(
-            problem, self.names, strategy=strategy, keep_graphs=keep_graphs, whole_batches=whole_batches
+            self.problem, self.names, strategy=strategy, keep_graphs=keep_graphs, whole_batches=whole_batches
         )
         self.size = sum(problem.chosen_parameters[name].numel() for name in self.names)
 
@@ -83,14 +83,14 @@ class Operator:
 class HessianOperator(Operator):
     """The Hessian of the mean loss over all chosen parameters."""
 
-    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+    def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
 
 
 class GGNOperator(Operator):
     """The Gauss–Newton matrix of the mean loss over all chosen parameters."""
 
-    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+    def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         super().__init__(problem, problem.parameters, ggn=True, strategy=strategy, keep_graphs=keep_graphs)
 
 
@@ -99,7 +99,7 @@ class LayerBlock(Operator):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Measurable,
         names: Sequence[str],
         *,
         ggn: bool = False,
@@ -119,8 +119,8 @@ class VarianceOperator(Operator):
     H_B is H whatever their sizes.  Written Σ_B p_B H_B (H_B - H) v, which loses nothing to cancellation: two sweeps.
     """
 
-    def __init__(self, problem: Problem, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
-        own = problem.in_own_batches()
+    def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
+        own = open_problem(problem).in_own_batches()
         super().__init__(own, own.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True)
 
     def matvec(self, block: Tensor) -> Tensor:

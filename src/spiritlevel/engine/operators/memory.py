@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.graph_size import saved_bytes
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # The graph of a gradient holds about as much again for the gradient's own computation, and once more while it is used.
 GRAPH_FACTOR = 3.0
@@ -17,7 +16,6 @@ _CGROUP = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-_measured: WeakKeyDictionary[Problem, tuple[int, int]] = WeakKeyDictionary()
 
 
 def free_bytes(device: torch.device) -> int:
@@ -34,15 +32,15 @@ def free_bytes(device: torch.device) -> int:
     return found
 
 
-def graph_bytes(problem: Problem) -> tuple[int, int]:
+def graph_bytes(problem: OpenProblem) -> tuple[int, int]:
     """Return (bytes of the retained graph of the first batch, number of batches); measured once, by a forward pass."""
-    if problem not in _measured:
+    if problem.graph_bytes is None:
         with problem.session():
             batch = next(iter(problem.batches()))
             held = saved_bytes(problem, lambda: problem.loss.per_sample(problem.outputs(batch.content), batch.content))
         batches = -(-problem.survey.count // batch.count)
-        _measured[problem] = (int(GRAPH_FACTOR * held), batches)
-    return _measured[problem]
+        problem.graph_bytes = (int(GRAPH_FACTOR * held), batches)
+    return problem.graph_bytes
 
 
 def _available_from_kernel() -> int:

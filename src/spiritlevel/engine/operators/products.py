@@ -19,9 +19,9 @@ from spiritlevel.engine.operators.batch_products import (
 from spiritlevel.engine.operators.derivative_check import SAMPLES, Path, path_of
 from spiritlevel.engine.operators.differences import Differences
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import slice_batch
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import UsageError
 
 Vectors = Mapping[str, Tensor]  # parameter name -> (K, *shape)
@@ -50,7 +50,7 @@ class Products:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: OpenProblem,
         names: Sequence[str],
         *,
         strategy: Strategy = "auto",
@@ -233,7 +233,7 @@ class Products:
                 problem.notes.append(f"Products by strategy {strategy!r} were given up for 'looped': {why}.")
         return known[strategy]
 
-    def _made(self, problem: Problem, batch: Batch, names: Sequence[str], strategy: str) -> BatchProducts:
+    def _made(self, problem: OpenProblem, batch: Batch, names: Sequence[str], strategy: str) -> BatchProducts:
         """Return the products of a batch of this problem, or of the same on a few samples."""
         if strategy == "finite differences":
             return Differences(problem, batch, names, self.path)
@@ -248,7 +248,7 @@ class Products:
                 together = max(2, min(together, round(TOGETHER / (self._bytes_a_sample * batch.count))))
         return RetainedGraph(problem, batch, names, together=together)
 
-    def _by_compiled(self, problem: Problem, *arguments: object) -> dict[str, Tensor]:
+    def _by_compiled(self, problem: OpenProblem, *arguments: object) -> dict[str, Tensor]:
         """The forward-over-reverse product through torch.compile, which a problem's session otherwise switches off."""
         if self._compiled is None:
             self._compiled = torch.compile(functools.partial(hessian_by_forward, problem), dynamic=False)
@@ -257,13 +257,13 @@ class Products:
 
 
 def sweep_products(
-    problem: Problem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
+    problem: OpenProblem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return (H v, G v) for vectors over some parameters, restricted to these parameters; one sweep over the data."""
     return Products(problem, list(vectors)).multiply(vectors, hessian=hessian, ggn=ggn, what=what)
 
 
-def retained(problem: Problem, batch: Batch) -> RetainedGraph:
+def retained(problem: OpenProblem, batch: Batch) -> RetainedGraph:
     """Return one batch's graph over all chosen parameters, by the path that was found trustworthy."""
     path = path_of(problem)
     if path.differences:

@@ -18,9 +18,9 @@ from spiritlevel.engine.passes.gradient import GradientStats, GradientSums
 from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.rules import Rules
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.weight_matrices import WeightView
 
@@ -84,7 +84,7 @@ class CurvatureSums:
 class Accumulators:
     """The sums of one kind of columns over a sweep."""
 
-    def __init__(self, problem: Problem, wants: frozenset[str], rules: Rules) -> None:
+    def __init__(self, problem: OpenProblem, wants: frozenset[str], rules: Rules) -> None:
         unknown = wants - set(WANTS)
         assert not unknown, unknown
         self.problem = problem

@@ -20,9 +20,9 @@ from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
 from spiritlevel.engine.passes.side_stream import mark, side_stream
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import Surveyor, checked_outputs
 
 # Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
@@ -31,15 +31,15 @@ COLUMN_LIMIT = 32
 # Batches that a GPU is given to work on before the first one's checks are waited for.
 AHEAD = 2
 
-ColumnMaker = Callable[[Problem, Batch, Tensor, int], Factor]
+ColumnMaker = Callable[[OpenProblem, Batch, Tensor, int], Factor]
 
 
-def gauss_newton_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
+def gauss_newton_columns(problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
     """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix."""
     return problem.loss.factor(outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=seed, indices=batch.indices)
 
 
-def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
+def fisher_columns(problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
     """Return the loss's gradient as the one column: its square is the empirical Fisher information."""
     leaf = outputs.detach().requires_grad_()
     losses, _ = problem.loss.per_sample(leaf, batch.content)
@@ -49,7 +49,7 @@ def fisher_columns(problem: Problem, batch: Batch, outputs: Tensor, seed: int = 
 
 
 def curvature_sweep(
-    problem: Problem,
+    problem: OpenProblem,
     wants: frozenset[str] = frozenset(),
     *,
     columns_of: ColumnMaker = gauss_newton_columns,
@@ -98,7 +98,7 @@ class _CurvaturePass:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: OpenProblem,
         wants: frozenset[str],
         columns_of: ColumnMaker,
         beside: ColumnMaker | None,
@@ -134,7 +134,7 @@ class _CurvaturePass:
         problem.spent["forward"] += 1
         problem.spent["column"] += self.sweep.column_count
         if self.surveyor is not None:
-            problem.survey = self.surveyor.survey()
+            problem.known_survey = self.surveyor.survey()
         found = self.sweep.result(self.linearity)
         if self.other is not None:
             problem.spent["column"] += self.other.column_count

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import map_tensors, slice_batch, tensors_of
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import differ
 from spiritlevel.values.errors import SpiritlevelError
 
@@ -22,7 +22,7 @@ CHUNK_NUMBERS = 16_000_000
 class Fallback:
     """Gradients of columns·outputs of each sample with respect to named parameters, by the general path."""
 
-    def __init__(self, problem: Problem, names: list[str]) -> None:
+    def __init__(self, problem: OpenProblem, names: list[str]) -> None:
         self.problem = problem
         self.names = names
         self.vectorised = True  # until a model shows that it cannot be (LSTM and GRU raise under vmap)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.layers.sample_gradients import SampleGradients
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import slice_batch
+from spiritlevel.inputs.open_problem import OpenProblem
 
 PIECES = 8  # at least this many pieces of the data have their gradients compared, where there are as many samples
 
@@ -33,7 +33,7 @@ class GradientStats:
 class GradientSums:
     """The gradients of pieces of the data, batch after batch: their sum, and their spread around it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         count = problem.source.count or problem.survey.count
         self._step = max(1, math.ceil(count / PIECES))
@@ -52,7 +52,7 @@ class GradientSums:
 
     def pieces(self, samples: int) -> list[slice]:
         """Return how a batch is cut.  Samples that influence each other must stay in the batch they belong to."""
-        survey = self.problem.__dict__.get("survey")
+        survey = self.problem.known_survey
         step = samples if survey is not None and survey.coupled else self._step
         return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
 
@@ -95,7 +95,7 @@ class GradientSums:
         return GradientStats(mean.cpu(), norm, noise)
 
 
-def mean_gradient(problem: Problem) -> GradientStats:
+def mean_gradient(problem: OpenProblem) -> GradientStats:
     """Sweep the data once; pieces of it are differentiated apart, whose spread gives the noise."""
     survey = problem.survey
     sums = GradientSums(problem)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.input_first import is_input_first
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # Inputs of the last layer are kept up to this many numbers.
 KEPT_INPUTS = 20_000_000
@@ -55,13 +55,13 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or is_input_first(module)
 
 
-def _run_watched(problem: Problem, batch: Batch, modules: Mapping[str, nn.Module]) -> tuple[Tensor, _LinearCalls]:
+def _run_watched(problem: OpenProblem, batch: Batch, modules: Mapping[str, nn.Module]) -> tuple[Tensor, _LinearCalls]:
     with _LinearCalls(modules, (batch.count, *problem.survey.output_shape)) as watched:
         outputs = problem.outputs(batch.content)
     return outputs, watched
 
 
-def find_head(problem: Problem, batch: Batch) -> str | None:
+def find_head(problem: OpenProblem, batch: Batch) -> str | None:
     """Return the linear layer whose output, of one vector a sample, is the network's output on this batch."""
     linear = {name: module for name, module in problem.model.named_modules() if is_linear(module)}
     if not linear or len(problem.survey.output_shape) != 1:
@@ -70,7 +70,7 @@ def find_head(problem: Problem, batch: Batch) -> str | None:
     return next((name for name in reversed(watched.calls) if watched.inputs_of(name, outputs) is not None), None)
 
 
-def head_inputs(problem: Problem, head: str) -> Iterator[Tensor | None]:
+def head_inputs(problem: OpenProblem, head: str) -> Iterator[Tensor | None]:
     """Sweep the data and yield the head's inputs (B, m) batch by batch; None where it is no head after all."""
     module = problem.model.get_submodule(head)
     with problem.session(), torch.no_grad():
@@ -85,7 +85,7 @@ def head_inputs(problem: Problem, head: str) -> Iterator[Tensor | None]:
 class HeadLoss:
     """The mean loss as a function of the head's weight, in float64 from the inputs on."""
 
-    def __init__(self, problem: Problem, layer: str, parameter: str, inputs: Tensor) -> None:
+    def __init__(self, problem: OpenProblem, layer: str, parameter: str, inputs: Tensor) -> None:
         self.problem, self.parameter, self.inputs = problem, parameter, inputs
         module = problem.model.get_submodule(layer)
         assert isinstance(module, nn.Linear)
@@ -94,7 +94,7 @@ class HeadLoss:
         self.size = self.weight.numel()
 
     @classmethod
-    def of(cls, problem: Problem, parameter: str) -> HeadLoss | None:
+    def of(cls, problem: OpenProblem, parameter: str) -> HeadLoss | None:
         """Return the loss over this weight; None where its layer is no head or the layer's inputs are too many."""
         layer = parameter.rpartition(".")[0]  # "" where the model is the layer
         module = problem.model.get_submodule(layer)

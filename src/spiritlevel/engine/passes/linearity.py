@@ -19,14 +19,14 @@ from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.piecewise import linear_by_nature
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.side_stream import side_stream
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses.custom import CallableLoss
+from spiritlevel.inputs.open_problem import OpenProblem
 
 
 class Linearity:
     """Which layers the outputs are piecewise linear in, batch after batch over a whole sweep."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
         self._natural = True  # so far no operation was seen that could be curved

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.passes.head import find_head, head_inputs
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
 from spiritlevel.inputs.losses.base import LABEL_KEYS
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.values.errors import UsageError
 
@@ -29,7 +29,7 @@ class OutputStats:
     Margins are signed, negative for a misclassified sample, and NaN for a sample whose label the loss ignores.
     """
 
-    problem: Problem = field(repr=False)
+    problem: OpenProblem = field(repr=False)
     weights: Tensor  # (N,): the samples' weights in the mean loss
     losses: Tensor
     labels: Tensor | None  # (N,) int64
@@ -60,7 +60,7 @@ class OutputStats:
         return norms.whole()
 
 
-def forward_statistics(problem: Problem) -> OutputStats:
+def forward_statistics(problem: OpenProblem) -> OutputStats:
     """Return the forward-only numbers of every sample; reads the data once and runs the model only where it must."""
     survey = problem.survey
     columns: dict[str, RowBuffer | None] = {}  # None where a batch does not have them
@@ -96,7 +96,7 @@ def forward_statistics(problem: Problem) -> OutputStats:
     )
 
 
-def _numbers(problem: Problem, outputs: Tensor, content: Content) -> dict[str, Tensor | None]:
+def _numbers(problem: OpenProblem, outputs: Tensor, content: Content) -> dict[str, Tensor | None]:
     found: dict[str, Tensor | None] = dict.fromkeys(
         ("labels", "output_margin", "softmax_margin", "one_minus_margin_squared", "impurity", "input_norm_squared")
     )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.estimators.probes import seeded_generator
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import labels_of
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # Parameter sets are taken a few at a time, so that about this many replaced numbers are held at once.
@@ -29,7 +29,7 @@ class Perturbed:
     the data still gives the losses of the first sweep.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
 
     def loss(self, sets: Iterable[Parameters]) -> Tensor:

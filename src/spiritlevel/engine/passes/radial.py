@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from spiritlevel.engine.operators.products import retained
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.losses import CrossEntropy, NormalizedCrossEntropy
+from spiritlevel.inputs.open_problem import OpenProblem
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RadialStats:
     weights: Tensor  # (N,): its weight in the mean loss
 
 
-def radial_statistics(problem: Problem) -> RadialStats:
+def radial_statistics(problem: OpenProblem) -> RadialStats:
     """Sweep the data once and return each sample's slope and Gauss–Newton curvature along θ."""
     slopes, curvatures = [], []
     by_forward_mode = False
@@ -52,7 +52,7 @@ def radial_statistics(problem: Problem) -> RadialStats:
     return RadialStats(torch.cat(slopes), torch.cat(curvatures), problem.survey.weights)
 
 
-def _along(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+def _along(problem: OpenProblem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the outputs and J θ in one forward pass."""
     with torch.no_grad(), forward_ad.dual_level():
         pairs = {
@@ -63,14 +63,14 @@ def _along(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     return outputs, torch.zeros_like(outputs) if along is None else along
 
 
-def _along_twice_back(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+def _along_twice_back(problem: OpenProblem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the same by differentiating the pull-back, which every operation with a gradient allows."""
     part = retained(problem, batch)
     along = part.push([tensor.detach()[None] for tensor in problem.tensors])
     return part.outputs.detach(), along[0].detach()
 
 
-def _forward_mode_agrees(problem: Problem, batch: Batch) -> bool:
+def _forward_mode_agrees(problem: OpenProblem, batch: Batch) -> bool:
     """Whether the operations have a forward derivative and it is the transpose of the backward one, on this batch."""
     try:
         _, along = _along(problem, batch)
@@ -88,7 +88,7 @@ def _forward_mode_agrees(problem: Problem, batch: Batch) -> bool:
     return bool(abs(float(products.sum()) - back) <= tolerance * float(products.norm()))
 
 
-def _centred(problem: Problem, scores: Tensor, forward: Tensor, content: Content) -> Tensor:
+def _centred(problem: OpenProblem, scores: Tensor, forward: Tensor, content: Content) -> Tensor:
     """Return J θ less its entry at the largest score, where the loss ignores a shift of all scores.
 
     The gradient's entries then sum to 0, so nothing changes but rounding: its entry at the largest score, p_c - 1 for a

@@ -17,8 +17,8 @@ from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.pooled import pooled
 from spiritlevel.engine.passes.stages import Fold, Stages
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.chosen_parameters import Layer
+from spiritlevel.inputs.open_problem import OpenProblem
 
 
 class Recorder:
@@ -28,7 +28,7 @@ class Recorder:
     the edge still stands for the value the layer gave.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.layers: dict[str, Layer] = {
             name: layer for name, layer in problem.layers.items() if rule_of(layer.module) is not None
         }

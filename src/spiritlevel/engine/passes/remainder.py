@@ -17,7 +17,7 @@ from torch import Tensor
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.operators.derivative_check import require_double_backward
 from spiritlevel.engine.operators.products import sweep_products
-from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 
 KINDS = ("entries", "rows", "columns", "whole", "transposed")
@@ -82,7 +82,7 @@ class SampledForm:
 
 
 def sample_remainder(
-    problem: Problem,
+    problem: OpenProblem,
     names: list[str],
     kind: str,
     *,
@@ -142,7 +142,7 @@ def sample_remainder(
 
 
 def _whole_weights(
-    problem: Problem, form: SampledForm, layers: Mapping[str, list[str]], weights: Mapping[str, Tensor], ggn: bool
+    problem: OpenProblem, form: SampledForm, layers: Mapping[str, list[str]], weights: Mapping[str, Tensor], ggn: bool
 ) -> SampledForm:
     """Fill in wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
     names = list(weights)
@@ -164,7 +164,7 @@ def _whole_weights(
     return form
 
 
-def _by_layer(problem: Problem, names: list[str]) -> dict[str, list[str]]:
+def _by_layer(problem: OpenProblem, names: list[str]) -> dict[str, list[str]]:
     groups = {
         name: [full for full in layer.parameters.values() if full in names] for name, layer in problem.layers.items()
     }
@@ -196,7 +196,9 @@ def _parts_settled(form: SampledForm, base: Mapping[str, Tensor], tolerance: flo
     return errors <= tolerance**2 * squares
 
 
-def _probe_maker(problem: Problem, names: list[str], kind: str, seed: int) -> Callable[[int, int], dict[str, Tensor]]:
+def _probe_maker(
+    problem: OpenProblem, names: list[str], kind: str, seed: int
+) -> Callable[[int, int], dict[str, Tensor]]:
     """Return the function that makes probes ``first … first + count - 1`` as {name: (K, *shape)}."""
     own_seed = seed + 1_000_003 * KINDS.index(kind)
     tensors = {name: problem.chosen_parameters[name].detach() for name in names}
@@ -253,7 +255,7 @@ def _root(gram: Tensor) -> Tensor:
     return ((vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT).to(gram)
 
 
-def _reducer(problem: Problem, kind: str) -> Callable[[str, Tensor], Tensor]:
+def _reducer(problem: OpenProblem, kind: str) -> Callable[[str, Tensor], Tensor]:
     """Return the function from v∘Rv, (K, *shape), to the parts that are reported."""
     owner = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
 
@@ -269,7 +271,7 @@ def _reducer(problem: Problem, kind: str) -> Callable[[str, Tensor], Tensor]:
     return reduce
 
 
-def sample_trace_remainders(problem: Problem, names: list[str], *, probes: int, seed: int) -> tuple[Tensor, Tensor]:
+def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return each sample's Tr R_i over ``names`` and its standard error over probes, both (N,).
 
     The second derivative of every sample's loss along a probe comes from pushing the probe forward twice; samples do

@@ -21,11 +21,11 @@ from spiritlevel.engine.passes.piecewise import linear_by_nature
 from spiritlevel.engine.passes.proof import rules_are_proven
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.stages import Stages, find_stages
-from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.batch_sizes import memory_share
 from spiritlevel.inputs.contents import Content, slice_batch
 from spiritlevel.inputs.losses import Factor
+from spiritlevel.inputs.open_problem import OpenProblem
 
 # Samples on which a layer's rule is held against autograd.
 TRIED = 8
@@ -49,7 +49,7 @@ def errors_as_wrong_guesses() -> Iterator[None]:
 class Rules:
     """The rules of the present batch."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.covered: list[str] = []  # layers whose rule agrees with autograd
         self.stages = Stages()
@@ -147,7 +147,7 @@ class Rules:
         return some, few, own
 
 
-def _candidates(problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph) -> list[str]:
+def _candidates(problem: OpenProblem, outputs: Tensor, recorder: Recorder, graph: Graph) -> list[str]:
     """Return the layers that have a rule, by what was recorded of them.
 
     A parameter that more operations take in than its module was called (tied, or used through a function) is none of
@@ -165,7 +165,7 @@ def _candidates(problem: Problem, outputs: Tensor, recorder: Recorder, graph: Gr
 
 
 def _agreeing_layers(
-    problem: Problem, outputs: Tensor, recorder: Recorder, graph: Graph, content: Content | None = None
+    problem: OpenProblem, outputs: Tensor, recorder: Recorder, graph: Graph, content: Content | None = None
 ) -> list[str]:
     """Return the layers whose rule gives the gradients autograd gives, of ``content`` run again where that is given.
 

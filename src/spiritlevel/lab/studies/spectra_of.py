@@ -11,7 +11,9 @@ from spiritlevel.engine.estimators.eigenvalues import Which, top_eigenpairs
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import frobenius_squared, trace
+from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import Measurable
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies.study import Row
 
@@ -25,10 +27,10 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return still
 
 
-def top_eigenvalue(problem: Problem, *, which: Which = "largest", tolerance: float = 1e-2, seed: int = 0) -> float:
+def top_eigenvalue(problem: Measurable, *, which: Which = "largest", tolerance: float = 1e-2, seed: int = 0) -> float:
     """Return an extreme eigenvalue of the Hessian."""
     found = top_eigenpairs(
-        problem.hessian.matvec,
+        HessianOperator(problem).matvec,
         problem.size,
         1,
         which,
@@ -51,7 +53,7 @@ def spectrum_row(
     probes, steps = (2, 2) if quick else (6, 12)
     problem = Problem(without_dropout(model), data.tensors, mode=mode, batch_size=batch_size)
     start = random_signs(problem.size, probes, seed=0, dtype=problem.dtype, device=problem.device)
-    run = lanczos(problem.hessian.matvec, start, min(steps, problem.size), seed=0)
+    run = lanczos(HessianOperator(problem).matvec, start, min(steps, problem.size), seed=0)
     square = max(frobenius_squared(run).value, 0.0)
     return {
         "top_eigenvalue": float(run.ritz_values.max()) if quick else top_eigenvalue(problem),

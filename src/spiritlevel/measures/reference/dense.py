@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from spiritlevel.inputs.contents import count_of, map_tensors, slice_batch
-from spiritlevel.inputs.given import Given
+from spiritlevel.inputs.model_forward import Forward
+from spiritlevel.inputs.open_problem import Measurable
 from spiritlevel.inputs.process.composite_operations import composite_operations
 
 LARGEST = 4000  # parameters; beyond that a dense matrix is no longer a quick check
@@ -19,14 +20,13 @@ LARGEST = 4000  # parameters; beyond that a dense matrix is no longer a quick ch
 class Dense:
     """The same mean loss as a problem's, as a plain function of one flat float64 vector of its parameters."""
 
-    def __init__(self, problem: Given) -> None:
+    def __init__(self, problem: Measurable) -> None:
         if problem.size > LARGEST:
             raise ValueError(f"{problem.size:,} parameters are too many for a dense reference (at most {LARGEST:,})")
         self.problem = problem
         self.model = copy.deepcopy(problem.model).double().cpu()
         self.model.train(problem.mode == "train")
-        self._forward = copy.copy(problem._forward)
-        self._forward._modules = {"model": self.model}
+        self._forward = Forward(self.model, problem.forward_function)
         self.names = problem.parameters
         self.shapes = {name: problem.chosen_parameters[name].shape for name in self.names}
         self.theta = torch.cat([problem.chosen_parameters[n].detach().double().reshape(-1) for n in self.names]).cpu()

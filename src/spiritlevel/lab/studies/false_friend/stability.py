@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
@@ -76,7 +77,7 @@ def variance_eigenvalue(model: nn.Module, data: LabelledData, batch_size: int, b
 def _measure(settings: Settings, kept: Any, place: Place) -> Outcome:
     rows = []
     for epoch, rate, model, points in kept:
-        problem = Problem(model, points.tensors)
+        problem = open_problem(Problem(model, points.tensors))
         rows.append(
             {
                 "epoch": epoch,

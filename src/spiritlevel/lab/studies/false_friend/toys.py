@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
@@ -194,7 +195,7 @@ def _keskar_train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Modu
 def _keskar(settings: Settings, trained: Any, place: Place) -> Outcome:
     model, data = trained
     model = model.cpu().double()
-    problem = Problem(model, (data.x.double(), data.y))
+    problem = open_problem(Problem(model, (data.x.double(), data.y)))
     top = top_eigenvalue(problem)
     rows = []
     for eps in (1e-5, 1e-4, 1e-3, 1e-2):

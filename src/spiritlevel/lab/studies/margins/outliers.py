@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.material import crossed, sample_indices, trained_alone, training_data, with_common
@@ -41,9 +43,9 @@ def _train(group: Sequence[Settings], place: Place) -> list[nn.Module]:
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
     data = data.subset(sample_indices(len(data), settings["points"], settings["seed"]))
-    problem = Problem(model, data.tensors)
+    problem = open_problem(Problem(model, data.tensors))
     found = top_eigenpairs(
-        problem.hessian.matvec,
+        HessianOperator(problem).matvec,
         problem.size,
         COUNT,
         dtype=problem.dtype,

@@ -9,6 +9,7 @@ import torch
 from spiritlevel.engine.estimators.balancing import balance
 from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.inputs.weight_matrices import as_matrix
 
 
@@ -19,7 +20,7 @@ def sharpness_by_differences(problem: Problem, *, radius: float = 1e-2, draws: i
     The variances are then chosen exactly. On a piecewise-linear network this is curvature at that radius, not the
     Hessian's diagonal.
     """
-    perturbed = Perturbed(problem)
+    perturbed = Perturbed(open_problem(problem))
     weights = set(problem.weights.values())
     parameters = problem.chosen_parameters
     steps = {
