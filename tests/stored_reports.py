@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from tests.cases import PIECEWISE_LINEAR, SMOOTH, Case
+from tests.networks import PIECEWISE_LINEAR, SMOOTH, Case
 
 # Entries of saved results that differ from run to run.
 CLOCKS = ("seconds", "wall", "elapsed", "created", "version", "date", "time", "peak")
