@@ -15,7 +15,7 @@ from spiritlevel.analyses.auditing import chosen_strengths, judge
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.results.audits import Audit
 from spiritlevel.values.estimate import Estimate
-from tests.networks import opened
+from tests.helpers import opened
 
 # Written down from Petzka et al. 2019 (table 1, theorems 2 and 3, appendix B) and Tsuzuku et al. 2019 (sections 4, 5
 # and 7), not read from the declarations.

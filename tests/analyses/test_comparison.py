@@ -17,7 +17,7 @@ from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison
 from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.statistics import paired_intervals
-from tests.networks import opened
+from tests.helpers import opened
 
 MEASURES = ("default", "matrix_normalized_sharpness", "softmax_impurity", "weight_norm")
 

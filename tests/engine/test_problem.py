@@ -22,7 +22,8 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.opening import unwrap
 from spiritlevel.measures.reference import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from tests.networks import PIECEWISE_LINEAR, SMOOTH, opened
+from tests.helpers import opened
+from tests.networks import PIECEWISE_LINEAR, SMOOTH
 
 
 def small() -> nn.Sequential:

@@ -19,7 +19,8 @@ from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.reference.curvature import quadratic_forms
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.values.estimate import Estimate
-from tests.networks import SMOOTH, opened
+from tests.helpers import opened
+from tests.networks import SMOOTH
 
 NETS = ("gelu", "tanh", "hardswish", "layer_norm", "attention", "lstm", "weight_norm", "tied", "sequence_twice", "glu")
 WANTS = frozenset({"diagonal", "rows", "columns"})

@@ -9,7 +9,7 @@ from spiritlevel.engine import warm_start as first_guess
 from spiritlevel.engine.warm_start import guessed_eigenvectors
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.workbench import Workbench
-from tests.networks import opened
+from tests.helpers import opened
 
 
 def problem(samples: int = 400, **options) -> sl.Problem:  # type: ignore[no-untyped-def]

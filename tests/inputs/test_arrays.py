@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import spiritlevel as sl
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.values.errors import SpiritlevelError
+from tests.helpers import opened
 from tests.inputs.test_data import COUNT, Items, arrays, call_with_input, numpy_arrays
-from tests.networks import opened
 
 
 @pytest.fixture

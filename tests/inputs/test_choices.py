@@ -17,7 +17,7 @@ from spiritlevel.inputs.losses import CrossEntropy, SameToken, labels_of
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from tests.networks import opened
+from tests.helpers import opened
 
 COUNT, LENGTH, VOCABULARY = 6, 5, 7
 

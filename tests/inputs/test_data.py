@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import spiritlevel as sl
 from spiritlevel.inputs.data import stratified_choice
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from tests.networks import opened
+from tests.helpers import opened
 
 COUNT = 11
 

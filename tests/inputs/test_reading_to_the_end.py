@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from spiritlevel.values.errors import SpiritlevelError
+from tests.helpers import opened
 from tests.inputs.test_samplers import ALL, COUNT, Buckets, arrays, mean_loss, network
-from tests.networks import opened
 
 
 class Stream(IterableDataset):

@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import spiritlevel as sl
 from spiritlevel.values.errors import SpiritlevelError
-from tests.networks import opened
+from tests.helpers import opened
 
 COUNT = 40
 

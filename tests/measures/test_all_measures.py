@@ -22,7 +22,8 @@ from spiritlevel.measures.registry import DEFAULT, GROUPS, MEASURES, select
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.values.estimate import Estimate
-from tests.networks import PIECEWISE_LINEAR, SMOOTH, Recurrent, opened
+from tests.helpers import opened
+from tests.networks import PIECEWISE_LINEAR, SMOOTH, Recurrent
 
 # Settings that make slow measures quick and noisy ones quieter; the same for both sides of every comparison.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from spiritlevel.analyses.symmetries import rescale_neurons
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
-from tests.networks import opened
+from tests.helpers import opened
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 

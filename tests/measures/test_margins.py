@@ -26,7 +26,7 @@ from spiritlevel.measures.margins import (
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError
-from tests.networks import opened
+from tests.helpers import opened
 
 FORWARD = [
     (measure, settings)

@@ -12,7 +12,7 @@ from spiritlevel.measures import norms as norms_module
 from spiritlevel.measures.norms import matrix_sizes, spectral_complexity, weight_norm
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.measures.reference.norms import layer_matrices
-from tests.networks import opened
+from tests.helpers import opened
 
 
 def images(count: int = 20) -> tuple[Tensor, Tensor]:

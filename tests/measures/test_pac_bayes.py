@@ -17,7 +17,7 @@ from spiritlevel.measures.pac_bayes import _Candidate, _lowest, normalized_sharp
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate
-from tests.networks import opened
+from tests.helpers import opened
 
 torch.set_num_threads(1)
 FLOAT = torch.float64

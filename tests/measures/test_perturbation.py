@@ -20,7 +20,7 @@ from spiritlevel.measures.perturbation import keskar_sharpness, noise_curvature
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import Estimate
-from tests.networks import opened
+from tests.helpers import opened
 
 torch.set_num_threads(1)
 FLOAT = torch.float64

@@ -16,7 +16,8 @@ from spiritlevel.engine.passes.stages import Stages
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import WeightView, as_matrix, from_matrix, matrix_shape
 from spiritlevel.measures.reference import Dense
-from tests.networks import PIECEWISE_LINEAR, opened
+from tests.helpers import opened
+from tests.networks import PIECEWISE_LINEAR
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, int, int, int]]] = {
     "linear": (nn.Linear(3, 5), (1, 5, 3, 1)),

@@ -13,7 +13,7 @@ import spiritlevel as sl
 from spiritlevel.engine.operators import pooling_blocks
 from spiritlevel.engine.operators.pieces import LinearPieces
 from spiritlevel.measures.reference import Dense
-from tests.networks import opened
+from tests.helpers import opened
 
 
 def names_behind(tensor: Tensor) -> set[str]:

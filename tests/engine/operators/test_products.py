@@ -22,7 +22,8 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
-from tests.networks import PIECEWISE_LINEAR, SMOOTH, opened
+from tests.helpers import opened
+from tests.networks import PIECEWISE_LINEAR, SMOOTH
 
 CASES = {**PIECEWISE_LINEAR, **SMOOTH}
 STRATEGIES = ("looped", "batched", "forward", "finite differences")

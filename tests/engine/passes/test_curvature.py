@@ -16,7 +16,8 @@ from spiritlevel.inputs.losses import CrossEntropy, NextToken
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.reference.curvature import quadratic_forms
-from tests.networks import PIECEWISE_LINEAR, SMOOTH, Case, Positions, opened
+from tests.helpers import Case, opened
+from tests.networks import PIECEWISE_LINEAR, SMOOTH, Positions
 
 ALL = frozenset({"diagonal", "rows", "columns", "whole", "transposed"})
 

@@ -16,7 +16,8 @@ from spiritlevel.engine.passes.graph import look_at
 from spiritlevel.engine.passes.piecewise import linear_by_nature
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.stages import Stages, find_stages
-from tests.networks import Centred, opened, recorded, small_net
+from tests.helpers import opened, recorded
+from tests.networks import Centred, small_net
 
 Data = tuple[Tensor, Tensor]
 

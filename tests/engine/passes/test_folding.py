@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from spiritlevel.engine.passes import recording, stages
 from spiritlevel.engine.passes.folding import pulled_through, rows_to_fold
 from spiritlevel.engine.passes.stages import Fold, Stages, find_stages
-from tests.networks import opened, recorded
+from tests.helpers import opened, recorded
 
 PLENTY = 10**9  # of a GPU's memory
 

@@ -13,7 +13,8 @@ from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import Surveyor
-from tests.networks import Centred, opened, small_net
+from tests.helpers import opened
+from tests.networks import Centred, small_net
 
 Data = tuple[Tensor, Tensor]
 

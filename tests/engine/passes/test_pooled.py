@@ -10,7 +10,7 @@ import spiritlevel as sl
 from spiritlevel.engine.passes.graph import look_at
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.measures.reference import Dense
-from tests.networks import opened
+from tests.helpers import opened
 
 
 class _TwoReaders(nn.Module):
