@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from tests.cases import PIECEWISE_LINEAR, SMOOTH, Case
+from tests.helpers import Case
+from tests.networks import PIECEWISE_LINEAR, SMOOTH
 
 # Entries of saved results that differ from run to run.
 CLOCKS = ("seconds", "free_bytes", "wall", "elapsed", "created", "version", "date", "time", "peak")

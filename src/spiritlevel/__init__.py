@@ -103,7 +103,7 @@ class _PublicModules:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, last = name.rpartition(".")
         aliased = package == __name__ and _MODULES.get(last, name) != name
-        return ModuleSpec(name, self) if aliased else None  # type: ignore[arg-type]
+        return ModuleSpec(name, self) if aliased else None  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         self._own = import_module(_MODULES[spec.name.rpartition(".")[2]])

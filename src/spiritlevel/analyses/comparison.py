@@ -238,13 +238,14 @@ def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) ->
         short = dict(zip(paths, shared_prefix_removed(paths)))
         pairs = [(short[str(i)] if isinstance(i, (str, os.PathLike)) else _own_label(i), i) for i in items]
     found: dict[str, Measurable | Report] = {}
+    entries: list[tuple[str, Measurable | Report]]
     for label, item in pairs:
         if isinstance(item, (str, os.PathLike)):
             loaded = load_reports(Path(item))
             several = len(loaded) > 1
             entries = [(_own_label(report) if several else label, report) for report in loaded]
         elif isinstance(item, (Measurable, Report)):
-            entries = [(label, item)]  # type: ignore[list-item]
+            entries = [(label, item)]
         else:
             raise UsageError(f"{label!r} is a {type(item).__name__}; give Problems, Reports or paths of saved reports")
         for own, report in entries:

@@ -16,7 +16,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Verdict
-from spiritlevel.results.compared import Holding
+from spiritlevel.results.compared import Holding, HoldingKind
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
 
@@ -85,9 +85,9 @@ class Check:
         scales = True if "changes" in outputs else False if "invariant" in outputs else None
         if changed:
             reversal = self._reversal(own, pair, changed) if self.search else None
-            kind = "changes" if reversal is None else "reversible"
+            kind: HoldingKind = "changes" if reversal is None else "reversible"
             words = _changed_words(changed, reversal, self.search)
-            return Holding(kind, words, True, changed, scales, reversal)  # type: ignore[arg-type]
+            return Holding(kind, words, True, changed, scales, reversal)
         # A function of the outputs alone cannot notice what keeps them.
         if scales and set(own.needs) == {"outputs"}:
             return Holding("scales_with_logits", "scales with the logits", True, (), True)

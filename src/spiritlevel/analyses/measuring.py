@@ -29,7 +29,12 @@ from spiritlevel.values.estimate import Estimate, Result, not_applicable
 Measures = str | Measure | Iterable[str | Measure]
 MeasureSettings = Mapping[str, Any]
 # Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
-_TOLD_IN_ROW = (SpiritlevelError, torch.OutOfMemoryError, np.linalg.LinAlgError, torch.linalg.LinAlgError)
+_TOLD_IN_ROW = (
+    SpiritlevelError,
+    torch.OutOfMemoryError,
+    np.linalg.LinAlgError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]  # documented, but torch's types do not export it
+)
 
 
 class MeasuringInterrupted(KeyboardInterrupt):

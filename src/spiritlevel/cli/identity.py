@@ -12,7 +12,8 @@ from pathlib import Path
 from spiritlevel.analyses.measuring import versions
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
-from spiritlevel.inputs.data import open_source, tensors_of
+from spiritlevel.inputs.contents import tensors_of
+from spiritlevel.inputs.data import open_source
 from spiritlevel.inputs.fingerprints import Fingerprint
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.results.records import as_json

@@ -41,7 +41,7 @@ def with_options_of(
         command.__doc__ = function.__doc__
         command.__name__ = function.__name__
         command.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": int}
-        command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]  # for typer
         return command
 
     return wrap

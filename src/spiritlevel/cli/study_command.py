@@ -200,7 +200,7 @@ def _lines(write: Callable[[str], None]) -> Iterator[None]:
     from spiritlevel.lab.studies.telling import logger
 
     handler, level = logging.Handler(), logger.level
-    handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: write(record.getMessage())  # type: ignore[method-assign]  # all of a subclass
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

@@ -168,7 +168,7 @@ def _as_content(batch: Any) -> Content:
     )
 
 
-def _open_loader(loader: DataLoader, batch_size: int | None) -> Source:
+def _open_loader(loader: DataLoader[Any], batch_size: int | None) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         notes: tuple[str, ...] = ()
         stream = loader
@@ -197,7 +197,7 @@ def _open_loader(loader: DataLoader, batch_size: int | None) -> Source:
     return _open_dataset(loader.dataset, loader, choice, size, "DataLoader, read in dataset order")
 
 
-def _open_dataset(dataset: Any, loader: DataLoader | None, choice: Choice, size: int, form: str) -> Source:
+def _open_dataset(dataset: Any, loader: DataLoader[Any] | None, choice: Choice, size: int, form: str) -> Source:
     keys = choice.keys
     if (len(dataset) if keys is None else len(keys)) == 0:
         raise SpiritlevelError("the data is empty: there is no sample to measure on")
@@ -218,7 +218,7 @@ def _said(choice: Choice) -> tuple[str, ...]:
     return (choice.note,) if choice.note else ()
 
 
-def _like(loader: DataLoader | None, dataset: Any, **how: Any) -> DataLoader:
+def _like(loader: DataLoader[Any] | None, dataset: Any, **how: Any) -> DataLoader[Any]:
     """Return a loader that reads a dataset as told, in order, and collates as the given one would."""
     return DataLoader(
         dataset,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -27,6 +27,10 @@ class Forward(nn.Module):
         if not isinstance(outputs, Tensor):
             self.taken = taken_in_words(outputs)
         return _as_tensor(outputs)
+
+    if TYPE_CHECKING:  # torch types a module's call as returning anything
+
+        def __call__(self, content: Content) -> Tensor: ...
 
 
 def default_forward(model: nn.Module, content: Content) -> Any:

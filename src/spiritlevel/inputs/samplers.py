@@ -47,7 +47,7 @@ class Choice:
     note: str = ""
 
 
-def choice_of(loader: DataLoader) -> Choice:
+def choice_of(loader: DataLoader[Any]) -> Choice:
     """Return what a DataLoader over a map-style dataset reads; one without fixed samples is refused."""
     total = len(loader.dataset) if isinstance(loader.dataset, Sized) else None
     by_batch = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
@@ -195,8 +195,9 @@ def _choice_in_words(name: str, keys: list[Any], total: int | None, how: str) ->
     return f"The DataLoader's {name} chooses {len(keys):,}{of}{more}: these are measured, {how}."
 
 
-def _share_in_words(sampler: DistributedSampler, keys: list[Any]) -> str:
-    total = len(sampler.dataset)  # type: ignore[arg-type]
+def _share_in_words(sampler: DistributedSampler[Any], keys: list[Any]) -> str:
+    assert isinstance(sampler.dataset, Sized)  # a DistributedSampler has taken its length
+    total = len(sampler.dataset)
     places = range(sampler.rank, sampler.total_size, sampler.num_replicas)
     padded = sum(place >= total for place in places)
     more = f", {padded:,} of them repeated so that all ranks have equally many" if padded else ""

@@ -44,7 +44,7 @@ class Watch(TorchFunctionMode):
 
     def __enter__(self) -> Watch:
         self._differentiated = torch.is_grad_enabled()  # otherwise there is no graph to leave
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
     def __torch_function__(

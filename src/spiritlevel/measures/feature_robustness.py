@@ -166,7 +166,8 @@ class _Moves:
         gaussian = torch.randn(shape, generator=seeded_generator(*key), dtype=torch.float64)
         frame, triangle = torch.linalg.qr(gaussian)
         # QR alone favours one sign of each column.
-        return (frame * torch.where(triangle.diagonal() < 0, -1.0, 1.0)).T.to(self.weight.device)
+        drawn: Tensor = (frame * torch.where(triangle.diagonal() < 0, -1.0, 1.0)).T.to(self.weight.device)
+        return drawn
 
 
 class _Ascent:
@@ -194,7 +195,8 @@ class _Ascent:
 def _polar(slope: Tensor) -> Tensor:
     """Return the matrix of operator norm 1 with the largest inner product with the slope."""
     left, _, right = torch.linalg.svd(slope, full_matrices=False)
-    return left @ right
+    nearest: Tensor = left @ right
+    return nearest
 
 
 def _bound(problem: OpenProblem, moves: _Moves, seed: int) -> tuple[dict[str, Any], Tensor]:

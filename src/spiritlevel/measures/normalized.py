@@ -13,7 +13,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import normalized as reference
-from spiritlevel.values.estimate import Estimate, Result, at_least_rounding, not_applicable
+from spiritlevel.values.estimate import Estimate, How, Result, at_least_rounding, not_applicable
 
 _CLIPS = ("zero", "abs", "none")
 
@@ -51,7 +51,8 @@ def matrix_normalized_sharpness(
     negative_entries, worst = 0, None
     for name, layer in problem.layers.items():
         value = variance = 0.0
-        how, verified = "exact", True
+        how: How = "exact"
+        verified = True
         used = False
         for full in layer.parameters.values():
             weight = problem.chosen_parameters[full].detach().double()
@@ -76,7 +77,7 @@ def matrix_normalized_sharpness(
             error = math.sqrt(variance)
             if how == "estimated":
                 error = at_least_rounding(error, value, torch.finfo(problem.dtype).eps)
-            layers[name] = Estimate(value, error, how=how, verified=verified)  # type: ignore[arg-type]
+            layers[name] = Estimate(value, error, how=how, verified=verified)
     return _summed(problem, layers, "matrix_normalized_sharpness", worst, {"negative_entries": negative_entries})
 
 
@@ -134,10 +135,9 @@ def normalized_sharpness(
             details["largest_residual"] = max(details["largest_residual"], float(solved.residual))
             details["lower"] += factor * 2 * float((w_group * h_group).sqrt().sum())
             details["upper"] += factor * 2 * math.sqrt(float(w_group.sum() * h_group.sum()))
-        how = "upper_bound" if h.sampled else "exact"
         layers[name] = Estimate(
             factor * value,
-            how=how,  # type: ignore[arg-type]
+            how="upper_bound" if h.sampled else "exact",
             verified=h.verified,
             details={"negative_entries": count, "negative_share": share},
         )

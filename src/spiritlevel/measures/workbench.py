@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from spiritlevel.engine.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
-from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, top_eigenpairs
+from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
@@ -122,7 +122,7 @@ class Workbench:
         was found before will do.
         """
 
-        def find(k: int = 1, which: str = "largest", tolerance: float | None = None) -> Eigenpairs:
+        def find(k: int = 1, which: Which = "largest", tolerance: float | None = None) -> Eigenpairs:
             k = min(k, self.problem.size)
             served = self._served(k, which, math.inf if tolerance is None else tolerance)
             if served is not None:
@@ -139,10 +139,10 @@ class Workbench:
 
         return find
 
-    def _searches(self, which: str) -> list[tuple[float, Eigenpairs]]:
+    def _searches(self, which: Which) -> list[tuple[float, Eigenpairs]]:
         return [search for (end, _), search in self._pairs.items() if end == which]
 
-    def _served(self, k: int, which: str, tolerance: float) -> Eigenpairs | None:
+    def _served(self, k: int, which: Which, tolerance: float) -> Eigenpairs | None:
         """Return pairs of an earlier search where it found them as closely as asked for.
 
         One pair alone, or pairs wanted at no tolerance, may come from a search for more; otherwise a number would
@@ -160,9 +160,9 @@ class Workbench:
                 return found
         return None
 
-    def _search(self, k: int, which: str, tolerance: float) -> Eigenpairs:
+    def _search(self, k: int, which: Which, tolerance: float) -> Eigenpairs:
         problem = self.problem
-        start = warm_start(problem, k, which, tolerance, self.seed)  # type: ignore[arg-type]
+        start = warm_start(problem, k, which, tolerance, self.seed)
         matrix = HessianOperator(problem, keep_graphs=None)
         matrix.products.usual = USUAL_WIDTH
         try:
@@ -170,7 +170,7 @@ class Workbench:
                 matrix.matvec,
                 problem.size,
                 k,
-                which,  # type: ignore[arg-type]
+                which,
                 tolerance=tolerance,
                 start=start,
                 linear=not matrix.path.differences,

@@ -65,7 +65,7 @@ def html(content: PageContent) -> str:
     }
 
     scripts = (embedding.drawing_script(), embedding.page_script())
-    return environment.get_template("page.html").render(
+    text: str = environment.get_template("page.html").render(
         page=page,
         first=page.first,
         style=embedding.asset("page.css"),
@@ -77,6 +77,7 @@ def html(content: PageContent) -> str:
         base64=lambda png: base64.b64encode(png).decode("ascii"),
         version=__version__,
     )
+    return text
 
 
 def write(content: PageContent, path: str | os.PathLike[str]) -> None:
@@ -106,10 +107,10 @@ def image(drawn: Figure, form: str) -> bytes:
     specification = drawn.without_data(LIGHT).to_dict()
     specification["datasets"] = {rows.name: rows.values for rows in drawn.data}
     if form == "svg":
-        return converter.vegalite_to_svg(specification, vl_version=version).encode("utf-8")
+        return str(converter.vegalite_to_svg(specification, vl_version=version)).encode("utf-8")
     if form == "pdf":
-        return converter.vegalite_to_pdf(specification, vl_version=version)
-    return converter.vegalite_to_png(specification, vl_version=version, scale=2)
+        return bytes(converter.vegalite_to_pdf(specification, vl_version=version))
+    return bytes(converter.vegalite_to_png(specification, vl_version=version, scale=2))
 
 
 def save_figures(content: PageContent, folder: str | os.PathLike[str], forms: tuple[str, ...] = FORMATS) -> list[str]:

@@ -57,7 +57,7 @@ def compiled(figure: Figure) -> dict[str, Any]:
     specification = figure.without_data(ON_PAGE).to_dict()
     # The compiler needs no rows; they are joined again on the page.
     specification["datasets"] = {rows.name: [] for rows in figure.data}
-    found = need("vl_convert").vegalite_to_vega(specification, vl_version=grammar_version())
+    found: dict[str, Any] = need("vl_convert").vegalite_to_vega(specification, vl_version=grammar_version())
     for source in found.get("data", []):
         if source.get("name") in specification["datasets"]:
             source.pop("values", None)

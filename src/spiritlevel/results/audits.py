@@ -56,7 +56,8 @@ class Verdict:
         """The trial that is shown: the usual strength where it decided, else the one that changed most."""
         decisive = [trial for trial in self.trials if trial.verdict == self.verdict]
         usual = [trial for trial in decisive if trial.strength in _USUAL]
-        return (usual or sorted(decisive, key=_size_of_change) or [None])[-1]  # type: ignore[list-item]
+        ranked = usual or sorted(decisive, key=_size_of_change)
+        return ranked[-1] if ranked else None
 
     @property
     def factor(self) -> float | None:

@@ -69,7 +69,9 @@ class Header:
     def record(self) -> dict[str, Any]:
         """Return the header as plain JSON values: null for what nobody said, but nothing for what few ever say."""
         said = {name: getattr(self, name) for name in _NAMES}
-        return as_json({name: v for name, v in said.items() if v is not None or name not in _SELDOM} | {**self.other})
+        shown = {name: v for name, v in said.items() if v is not None or name not in _SELDOM}
+        found: dict[str, Any] = as_json(shown | {**self.other})
+        return found
 
 
 class Headed:

@@ -24,7 +24,8 @@ ESTIMATE_FIELDS = (
 def schema() -> dict[str, Any]:
     """Return the published JSON Schema of a report file."""
     text = resources.files("spiritlevel.results").joinpath("report.schema.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def as_json(value: Any) -> Any:

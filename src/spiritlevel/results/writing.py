@@ -8,7 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -23,7 +23,7 @@ _KINDS = (
 
 
 @contextlib.contextmanager
-def replacing(path: PathLike, mode: str = "w") -> Iterator[IO]:
+def replacing(path: PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file beside ``path`` and rename it there once everything was written; a failure leaves nothing behind.
 
     A link stays and what it points to is replaced; a file that was there before lends its permissions.
@@ -39,7 +39,7 @@ def replacing(path: PathLike, mode: str = "w") -> Iterator[IO]:
     beside = place.parent / f".spiritlevel-{os.getpid()}-{secrets.token_hex(6)}.part"
     text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
     try:
-        with open(beside, mode.replace("w", "x"), **text) as stream:  # type: ignore[call-overload]
+        with open(beside, mode.replace("w", "x"), **text) as stream:  # type: ignore[call-overload]  # by a mode told at run time
             yield stream
         _lend_permissions(place, beside)
         os.replace(beside, place)

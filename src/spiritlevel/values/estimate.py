@@ -62,14 +62,14 @@ class Estimate:
 
     def scaled(self, factor: float) -> Estimate:
         """Return the estimate of ``factor`` times this quantity, errors and certificate included."""
-        interval = self.interval and tuple(sorted(factor * end for end in self.interval))
+        ends = sorted(factor * end for end in self.interval or ())
         stderr = self.stderr * abs(factor)
         return replace(
             self,
             value=self.value * factor,
             stderr=TINIEST if stderr == 0 < self.stderr else stderr,
             stderr_data=None if self.stderr_data is None else self.stderr_data * abs(factor),
-            interval=interval,  # type: ignore[arg-type]
+            interval=(ends[0], ends[1]) if ends else None,
             # Of nothing times what was sampled no error is left.
             how="exact" if factor == 0 and self.how == "estimated" else self.how,
         )

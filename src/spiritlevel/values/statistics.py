@@ -25,7 +25,8 @@ NUMBERS_IN_ALL = 40_000_000
 
 def mean(values: Vector, weights: Vector) -> Vector:
     """Σ w t / Σ w of every row."""
-    return (weights * values).sum(-1) / weights.sum(-1)
+    found: Vector = (weights * values).sum(-1) / weights.sum(-1)
+    return found
 
 
 def quantile(level: float) -> Statistic:
@@ -46,7 +47,8 @@ def quantile(level: float) -> Statistic:
             for part in (ordered, middles)
         )
         gap = np.where(m1 > m0, m1 - m0, 1.0)
-        return x0 + np.clip((level - m0) / gap, 0, 1) * (x1 - x0)
+        found: Vector = x0 + np.clip((level - m0) / gap, 0, 1) * (x1 - x0)
+        return found
 
     return at_level
 
@@ -64,7 +66,8 @@ def standardised_third_moment(second: Vector, third: Vector) -> Vector:
 
 def total(values: Vector, weights: Vector) -> Vector:
     """Σ t of every row."""
-    return values.sum(-1)
+    summed: Vector = values.sum(-1)
+    return summed
 
 
 STATISTICS: dict[str, Statistic] = {

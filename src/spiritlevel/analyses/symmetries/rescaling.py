@@ -236,7 +236,8 @@ def _even_shares(state: Walk, classes: Classes, alpha: float, found: Symmetries)
             merged = max(first, second) if "" not in (first, second) else ""
             merged = "outputs" if "outputs" in (first, second) else merged
             of_class = {each: merged if group in (first, second) else group for each, group in of_class.items()}
-            pairs = {tuple(merged if g in (first, second) else g for g in pair) for pair in pairs}  # type: ignore[misc]
+            renamed = {first: merged, second: merged}
+            pairs = {(renamed.get(one, one), renamed.get(other, other)) for one, other in pairs}
     if stuck:
         raise UsageError(
             f"alpha cannot be shared over all layers: the scale of {', '.join(dict.fromkeys(stuck))} is fixed"

@@ -160,7 +160,8 @@ def _components(count: int, pairs: list[tuple[Labels, Labels]]) -> Labels:
     components = connected_components(graph, directed=False)[1].astype(np.int64)
     # Number the classes by their first label, so that earlier layers come first.
     _, order = np.unique(components, return_index=True)
-    return np.argsort(np.argsort(order))[components]
+    numbered: Labels = np.argsort(np.argsort(order))[components]
+    return numbered
 
 
 def _reduced(

@@ -137,7 +137,10 @@ def _first_samples(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     sizes = {t.shape[0] if t.dim() else 0 for t in tensors}
     if len(sizes) != 1 or sizes.pop() <= 2:
         return call
-    return trees.mapped(lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, call)
+    first: tuple[tuple[Any, ...], dict[str, Any]] = trees.mapped(
+        lambda leaf: leaf[:2] if isinstance(leaf, Tensor) else leaf, call
+    )
+    return first
 
 
 def _by_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:

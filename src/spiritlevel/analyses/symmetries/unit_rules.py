@@ -106,7 +106,8 @@ def _restricted(labels: Labels, shape: tuple[int, ...]) -> Labels | None:
 def linear(walk: Walk, a: dict[str, Any]) -> Labels:
     """Rows move with the units produced, columns with those read."""
     if isinstance(a["weight"], Stored) and not a["weight"].is_buffer:
-        return LAYER_RULES["linear"](walk, a)
+        labels: Labels = LAYER_RULES["linear"](walk, a)
+        return labels
     raise CannotFollow("its weight is not a parameter")
 
 
@@ -114,7 +115,8 @@ def linear(walk: Walk, a: dict[str, Any]) -> Labels:
 def matmul(walk: Walk, a: dict[str, Any]) -> Labels:
     """A product with a parameter is a linear layer; of two activations, sums run over places."""
     if isinstance(a.get("mat2", a.get("other")), Stored):
-        return LAYER_RULES["matmul"](walk, a)
+        labels: Labels = LAYER_RULES["matmul"](walk, a)
+        return labels
     raise CannotFollow("a product of two activations holds units in place")
 
 
@@ -144,7 +146,8 @@ def convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     if not isinstance(weight, Stored) or weight.is_buffer:
         raise CannotFollow("its weight is not a parameter")
     if groups == 1:
-        return LAYER_RULES[name](walk, a)
+        labels: Labels = LAYER_RULES[name](walk, a)
+        return labels
     x = walk.value(a["input"])
     axis = len(x.shape) - len(weight.shape) + 1
     if groups != x.shape[axis] or "transpose" in name or a.get("transposed"):

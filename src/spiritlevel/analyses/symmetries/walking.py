@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,13 +51,14 @@ class CannotFollow(Exception):
 
 
 WalkRule = Callable[["Walk", dict[str, Any]], Any]
+SomeRule = TypeVar("SomeRule", bound=WalkRule)
 
 
-def registering(table: dict[str, WalkRule]) -> Callable[..., Callable[[WalkRule], WalkRule]]:
+def registering(table: dict[str, WalkRule]) -> Callable[..., Callable[[SomeRule], SomeRule]]:
     """Return a decorator that enters a rule into a table under the names of its ATen operations."""
 
-    def rule(*names: str) -> Callable[[WalkRule], WalkRule]:
-        def register(function: WalkRule) -> WalkRule:
+    def rule(*names: str) -> Callable[[SomeRule], SomeRule]:
+        def register(function: SomeRule) -> SomeRule:
             table.update(dict.fromkeys(names, function))
             return function
 

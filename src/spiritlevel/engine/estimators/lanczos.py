@@ -180,6 +180,7 @@ def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:
     # A GPU takes all at once, for launches count there; a CPU one a core, so that a basis is still in its caches when
     # it is read the second time.
     at_once = len(rows) if rows.is_cuda else torch.get_num_threads()
+    lengths: Tensor
     while True:
         before = left
         step = at_once if len(again) == len(rows) else 1
@@ -198,7 +199,8 @@ def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:
 def _rowwise(left: Tensor, right: Tensor) -> Tensor:
     """Return the inner products of corresponding rows, accumulated in float64, where the rows are."""
     if left.is_cuda:
-        return torch.linalg.vecdot(wide(left), wide(right))
+        products: Tensor = torch.linalg.vecdot(wide(left), wide(right))
+        return products
     return torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left, right)])
 
 

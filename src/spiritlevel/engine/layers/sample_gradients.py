@@ -94,7 +94,8 @@ class DirectGradients(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         # A parameter may be a single number.  One pass: squares written out first would be as many numbers again.
-        return torch.linalg.vector_norm(self.values.reshape(*self.values.shape[:2], -1), dim=2).square()
+        found: Tensor = torch.linalg.vector_norm(self.values.reshape(*self.values.shape[:2], -1), dim=2).square()
+        return found
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         into += torch.tensordot(coefficients, self.values.square(), dims=2).reshape(into.shape)
@@ -114,7 +115,8 @@ class DirectGradients(SampleGradients):
         return (matrix * (view.gram @ matrix)).sum((2, 3, 4))
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        return torch.tensordot(coefficients, self.values, dims=2)
+        found: Tensor = torch.tensordot(coefficients, self.values, dims=2)
+        return found
 
 
 class OuterGradients(SampleGradients):
@@ -159,7 +161,7 @@ class OuterGradients(SampleGradients):
         # The product the other way round is quicker: its rows are patches, which lie along the positions.
         matrix = torch.bmm(self.inputs.flatten(0, 1).transpose(1, 2), self._stacked.transpose(1, 2))
         # Row by row: a sum over all of them at once would lose digits in float32.
-        rows = torch.linalg.vector_norm(matrix, dim=2).double().square()
+        rows: Tensor = torch.linalg.vector_norm(matrix, dim=2).double().square()
         return rows.reshape(self.samples, -1).sum(1)
 
     def squared_norms(self) -> Tensor:
@@ -191,7 +193,8 @@ class OuterGradients(SampleGradients):
         if not self.one_position:
             return self.direct.column_products(view)
         kernel = view.matrix.shape[-1]
-        return (self.inputs[:, :, 0] * self._pulled(view)).unflatten(-1, (-1, kernel)).sum(-1).flatten(2)
+        found: Tensor = (self.inputs[:, :, 0] * self._pulled(view)).unflatten(-1, (-1, kernel)).sum(-1).flatten(2)
+        return found
 
     def transposed_norms(self, view: WeightView) -> Tensor:
         if not self.one_position:
@@ -262,12 +265,12 @@ class ConvolutionGradients(OuterGradients):
         self.samples = len(inputs[0])
 
     @cached_property
-    def inputs(self) -> Tensor:  # type: ignore[override]
+    def inputs(self) -> Tensor:  # type: ignore[override]  # formed when asked for
         """The patches, (B, G, T, I·kernel)."""
         return concatenated([patches(self.module, a) for a in self.calls[0]], 2)
 
     @cached_property
-    def deltas(self) -> Tensor:  # type: ignore[override]
+    def deltas(self) -> Tensor:  # type: ignore[override]  # formed when asked for
         """The gradients of the convolution's own output, (K, B, G, T, O)."""
         groups, outputs = self.module.groups, self.module.out_channels // self.module.groups
         flat = [d if pooling is None else pooling.unpool(d) for d, pooling in zip(self.calls[1], self.calls[2])]

@@ -156,7 +156,8 @@ def hessian_by_forward(
         losses, _ = problem.loss.per_sample(problem.outputs(content, parameters), content)
         return (shares * losses).sum()
 
-    return torch.func.jvp(torch.func.grad(loss), (point,), (tangent,))[1]
+    derivative: dict[str, Tensor] = torch.func.jvp(torch.func.grad(loss), (point,), (tangent,))[1]
+    return derivative
 
 
 def curved_outputs(problem: OpenProblem, batch: Batch, outputs: Tensor, forward: Tensor, shares: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, options: Option
     """Return B(x, w) + b."""
     block = behind(input, weight, *([] if bias is None else [bias]))
     if block is None:
-        return aten.convolution(input, weight, bias, *options)
+        convolved: Tensor = aten.convolution(input, weight, bias, *options)
+        return convolved
     x, w, *b = block.operands
     if w.shared and all(operand.shared for operand in b):
         return _for_each_sample(lambda folded: convolve(folded, w.tensor, bias, options), x, block)

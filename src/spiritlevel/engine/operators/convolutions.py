@@ -12,7 +12,7 @@ first-order kernels all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ def _linear(
     if input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type):
         return None
     options = (_each(stride, dimensions), _each(padding, dimensions), _each(dilation, dimensions), groups)
-    return _Convolution.apply(input, weight, bias, options)
+    found: Tensor = _Convolution.apply(input, weight, bias, options)
+    return found
 
 
 def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
@@ -65,6 +66,8 @@ def _each(value: int | Sequence[int], dimensions: int) -> list[int]:
 
 class _Convolution(torch.autograd.Function):
     """B(x, w) + b."""
+
+    apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:

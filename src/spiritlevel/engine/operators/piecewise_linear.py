@@ -8,7 +8,7 @@ Hessian.  Both operations only choose which numbers to pass on, and choose the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,8 @@ class PiecewiseLinear(TorchFunctionMode):
         # are fewer numbers.  Not where what the ReLU made, or was made of, has been changed in place since.
         made, behind, versions = self._made_by_relus.get(id(input), (input, input, None))
         rectified = versions == (version_of(made), version_of(behind))
-        return _Pooled.apply(behind if rectified else input, window, rectified)
+        found: Tensor = _Pooled.apply(behind if rectified else input, window, rectified)
+        return found
 
 
 def _plain(values: Any) -> bool:
@@ -75,6 +76,8 @@ def _pair(value: Any) -> list[int]:
 
 
 class _Rectified(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         found = values.relu()
@@ -89,10 +92,13 @@ class _Rectified(torch.autograd.Function):
 
 
 def _gate(gradient: Tensor, found: Tensor) -> Tensor:
-    return aten.rectifier_backward(gradient, found)
+    gated: Tensor = aten.rectifier_backward(gradient, found)
+    return gated
 
 
 class _Gated(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, found: Tensor) -> Tensor:
         ctx.save_for_backward(found)
@@ -106,8 +112,11 @@ class _Gated(torch.autograd.Function):
 class _Pooled(torch.autograd.Function):
     """Max-pooling, and a ReLU of it where it is to be ``rectified``."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, window: Window, rectified: bool) -> Tensor:
+        found: Tensor
         found, places = aten.max_pool_2d(values, *window)
         if rectified:
             found = found.relu_()

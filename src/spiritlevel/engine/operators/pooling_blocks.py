@@ -30,7 +30,8 @@ def scatter_places(values: Tensor, places: Tensor, size: list[int], window: Wind
         found = aten.max_pool_2d_backward(values.flatten(0, -4), size, places.flatten(0, -4), *window)
         return found.reshape(*values.shape[:-2], *size)
     zeros = values.new_zeros((*values.shape[:-2], size[0] * size[1]))
-    return zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)
+    put_back: Tensor = zeros.scatter_add_(-1, places.flatten(-2), values.flatten(-2)).unflatten(-1, size)
+    return put_back
 
 
 def _windows_apart(window: Window) -> bool:

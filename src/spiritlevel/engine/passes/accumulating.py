@@ -60,7 +60,8 @@ def stderr_over_data(moments: Tensor, weights: Tensor) -> Tensor | None:
         return None
     mean = first / total
     spread = third - 2 * mean * second + mean.square() * float(weights.square().sum())
-    return (spread.clamp(min=0) * count / (count - 1)).sqrt() / total
+    stderr: Tensor = (spread.clamp(min=0) * count / (count - 1)).sqrt() / total
+    return stderr
 
 
 @dataclass
@@ -224,7 +225,8 @@ class Accumulators:
             return
 
         def total(values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
-            return torch.tensordot(coefficients, values.double().square(), dims=2)
+            found: Tensor = torch.tensordot(coefficients, values.double().square(), dims=2)
+            return found
 
         if sums.rows is not None and sums.whole is not None:
             products = gradients.row_products(view)

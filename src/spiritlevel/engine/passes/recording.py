@@ -148,18 +148,19 @@ class Recorder:
         module: Any = self.layers[by_rows.via].module
         inputs = self.inputs[by_rows.via][0]
         pulled = pulled_through(module, samples_first.flatten(0, 1), inputs.shape, rows_as_channels(module, inputs))
-        pulled = pulled.unflatten(0, samples_first.shape[:2])
+        by_sample: Tensor = pulled.unflatten(0, samples_first.shape[:2])
         (gate,) = self._gates_of(by_rows.name)
         if gate is not None:
-            pulled *= gate[:, None]
-        return pulled.transpose(0, 1)
+            by_sample *= gate[:, None]
+        return by_sample.transpose(0, 1)
 
     def _unpooled(self, name: str, deltas: Tensor) -> Tensor:
         """Return gradients behind a layer's stop as those of its own output."""
         (pooling,) = self.poolings.get(name, [None])
         if pooling is None:
             return deltas
-        return pooling.unpool(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
+        found: Tensor = pooling.unpool(deltas.flatten(3)).unflatten(3, self.shapes[name][0][2:])
+        return found
 
     def _together(self, outputs: Tensor, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
         edges = [edge for name in names for edge in self.stops[name]]

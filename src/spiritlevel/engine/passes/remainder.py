@@ -250,6 +250,8 @@ def _probe_maker(
 
 def _root(gram: Tensor) -> Tensor:
     """Return the symmetric root of positive semidefinite matrices."""
+    values: Tensor
+    vectors: Tensor
     values, vectors = torch.linalg.eigh(gram.double())
     return ((vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT).to(gram)
 

@@ -52,12 +52,14 @@ def pulled_through(module: nn.Conv2d, deltas: Tensor, shape: torch.Size, rows: i
     assert not isinstance(module.padding, str)
     height, across = shape[2], (module.dilation[1] * (module.kernel_size[1] - 1) - module.padding[1])
     if rows == height:
-        found = F.conv1d(deltas.flatten(1, 2), _all_rows(module, deltas, height), None, 1, across, module.dilation[1])
-        return found.unflatten(1, (-1, height))
+        rowwise = F.conv1d(deltas.flatten(1, 2), _all_rows(module, deltas, height), None, 1, across, module.dilation[1])
+        found: Tensor = rowwise.unflatten(1, (-1, height))
+        return found
     down = module.dilation[0] * (module.kernel_size[0] - 1) - module.padding[0]
     kernel = _some_rows(module, deltas, rows)
     found = F.conv2d(deltas, kernel, None, (rows, 1), (down, across), (1, module.dilation[1]))
-    return found.unflatten(1, (-1, rows)).transpose(2, 3).flatten(2, 3)
+    unfolded: Tensor = found.unflatten(1, (-1, rows)).transpose(2, 3).flatten(2, 3)
+    return unfolded
 
 
 def _all_rows(module: nn.Conv2d, deltas: Tensor, height: int) -> Tensor:

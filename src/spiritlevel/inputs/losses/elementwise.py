@@ -77,7 +77,8 @@ class BinaryCrossEntropy(_Elementwise):
         pos_weight = self._pos_weight(outputs, torch.float64)
         if pos_weight is not None:
             root = root * (1 + (pos_weight - 1) * labels).sqrt()
-        return root / outputs[0].numel() ** 0.5
+        scaled: Tensor = root / outputs[0].numel() ** 0.5
+        return scaled
 
     def _pos_weight(self, outputs: Tensor, dtype: torch.dtype) -> Tensor | None:
         if self.pos_weight is None:

@@ -120,7 +120,7 @@ class BoundedUnpickler(pickle._Unpickler):
     def __init__(self, stream: BinaryIO, budget: Budget, encoding: str) -> None:
         super().__init__(stream, encoding=encoding)
         self.budget = budget
-        self.dispatch = _Charged(_INSTRUCTIONS, budget)  # type: ignore[misc]
+        self.dispatch = _Charged(_INSTRUCTIONS, budget)  # type: ignore[misc]  # the class's own has no budget
         self._stream, self._end = stream, end_of(stream)
         self._file_read, self._file_readline = self._read_in_full, self._read_line
 

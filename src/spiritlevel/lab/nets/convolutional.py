@@ -67,7 +67,8 @@ def allcnnc(channels: int, size: int, classes: int, dropout: tuple[float, float]
     def conv(fan_in: int, fan_out: int, kernel: int = 3, stride: int = 1, padding: int = 1) -> list[nn.Module]:
         layer = nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=padding)
         nn.init.xavier_normal_(layer.weight)
-        nn.init.constant_(layer.bias, 0.1)  # type: ignore[arg-type]
+        assert layer.bias is not None
+        nn.init.constant_(layer.bias, 0.1)
         return [layer, nn.ReLU()]
 
     return nn.Sequential(

@@ -24,7 +24,8 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the residual to the shortcut, which projects where shapes change."""
-        return self.shortcut(x) + self.residual(x)
+        total: torch.Tensor = self.shortcut(x) + self.residual(x)
+        return total
 
 
 def _tower(stem: nn.Conv2d, blocks: list[nn.Module], width: int, classes: int) -> nn.Sequential:

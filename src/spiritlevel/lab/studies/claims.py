@@ -102,7 +102,7 @@ def judge_claim(claim: Claim, analysis: Quantities, explaining: Quantities | Non
     return Judgement(claim, verdict, measured, remark)
 
 
-class _Shown(dict):
+class _Shown(dict[str, str]):
     """Quantities by name as text; one that was not measured says so."""
 
     def __init__(self, analysis: Quantities) -> None:

@@ -156,19 +156,21 @@ def without_outliers(x: Numbers, y: Numbers, neighbours: int = 20) -> NDArray[np
     from sklearn.neighbors import LocalOutlierFactor
 
     points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
-    kept = np.ones(len(points), dtype=bool)
+    kept: NDArray[np.bool_] = np.ones(len(points), dtype=bool)
     if len(points) <= neighbours + 1:
         return kept
     spread = points.std(axis=0)
     points = (points - points.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     # Equal points make the factor 0/0; the smallest jitter settles them without moving anything else.
     points = points + np.random.default_rng(0).normal(scale=1e-9, size=points.shape)
-    return LocalOutlierFactor(n_neighbors=neighbours, contamination="auto").fit_predict(points) == 1
+    kept = LocalOutlierFactor(n_neighbors=neighbours, contamination="auto").fit_predict(points) == 1
+    return kept
 
 
 def _finite(values: Numbers) -> NDArray[np.float64]:
     array = np.asarray([math.nan if value is None else value for value in values], dtype=float)
-    return array[np.isfinite(array)]
+    finite: NDArray[np.float64] = array[np.isfinite(array)]
+    return finite
 
 
 def _pairs(x: Numbers, y: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from spiritlevel.engine.estimators.eigenvalues import top_eigenpairs
+from spiritlevel.engine.estimators.eigenvalues import Which, top_eigenpairs
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import frobenius_squared, lanczos_trace
@@ -27,13 +27,13 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return still
 
 
-def top_eigenvalue(problem: Measurable, *, which: str = "largest", tolerance: float = 1e-2, seed: int = 0) -> float:
+def top_eigenvalue(problem: Measurable, *, which: Which = "largest", tolerance: float = 1e-2, seed: int = 0) -> float:
     """Return an extreme eigenvalue of the Hessian."""
     found = top_eigenpairs(
         HessianOperator(problem).matvec,
         problem.size,
         1,
-        which,  # type: ignore[arg-type]
+        which,
         tolerance=tolerance,
         max_sweeps=60,
         seed=seed,

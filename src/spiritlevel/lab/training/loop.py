@@ -131,7 +131,7 @@ def train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     low = precision == "bfloat16"
     if low:
-        # How 16-bit convolutions want their images.
+        # How 16-bit convolutions want their images; torch's types know this only together with a dtype.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def differentiate(batch: Tensor, labels: Tensor) -> tuple[Any, ...]:
@@ -191,7 +191,7 @@ def train(
     record.seconds = time.perf_counter() - started
     model.eval()
     if low:
-        for each in (model, record.averaged):
+        for each in (model, record.averaged):  # torch's types, as above
             if each is not None:
                 each.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return record

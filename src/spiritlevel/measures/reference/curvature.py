@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,8 @@ def hessian_spectral_norm(dense: Dense, **_: object) -> float:
 def hessian_frobenius(dense: Dense, form: str = "norm", **_: object) -> float:
     """Frobenius norm, its square, or its square over the number of parameters."""
     square = float(dense.hessian.square().sum())
-    return {"norm": square**0.5, "squared": square, "squared_per_parameter": square / len(dense.theta)}[form]
+    forms = {"norm": math.sqrt(square), "squared": square, "squared_per_parameter": square / len(dense.theta)}
+    return forms[form]
 
 
 def hessian_log_volume(dense: Dense, k: int = 10, **_: object) -> float:

@@ -54,7 +54,8 @@ class Dense:
         buffers = {f"model.{name}": value.clone() for name, value in self.model.named_buffers()}
         replaced = {f"model.{name}": value for name, value in self.split(theta).items()}
         with composite_operations(self.model.modules()):
-            return torch.func.functional_call(self._forward, {**replaced, **buffers}, (content,))
+            found: Tensor = torch.func.functional_call(self._forward, {**replaced, **buffers}, (content,))
+            return found
 
     def loss_at(self, theta: Tensor) -> Tensor:
         """Return the mean loss at any parameters."""
@@ -128,9 +129,10 @@ class Dense:
 
     def jacobian(self, index: int) -> Tensor:
         """Return the derivative of one sample's outputs in the parameters, (outputs, P)."""
-        return torch.autograd.functional.jacobian(
+        found: Tensor = torch.autograd.functional.jacobian(
             lambda theta: self.outputs(theta, self.samples[index]).reshape(-1), self.theta
         )
+        return found
 
     @cached_property
     def ggn(self) -> Tensor:

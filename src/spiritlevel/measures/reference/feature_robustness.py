@@ -58,4 +58,5 @@ def _ascend(dense: Dense, module: nn.Module, delta: float, move: Tensor) -> Tens
 
 def _orthogonal(size: int, generator: torch.Generator) -> Tensor:
     frame, triangle = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    return frame * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
+    drawn: Tensor = frame * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
+    return drawn

@@ -61,8 +61,10 @@ def _statistic(dense: Dense, values: list[float], statistic: str, absolute: bool
         return _mean(dense, values)
     level = {"median": 0.5, "p10": 0.1}[statistic]
     # Walk up the sorted samples; each stands at the middle of its own share, with straight lines between.
-    below, previous = 0.0, None
-    for value, weight in sorted((v, w) for v, w in zip(values, dense.weights.tolist()) if w > 0):
+    below = 0.0
+    previous: tuple[float, float] | None = None
+    shares: list[float] = dense.weights.tolist()
+    for value, weight in sorted((v, w) for v, w in zip(values, shares) if w > 0):
         middle = below + weight / 2
         if middle >= level:
             if previous is None:

@@ -33,7 +33,7 @@ def normalized_sharpness(dense: Dense, lam: float = 0.5, clip: str = "zero", **_
         h = _clipped(dense.hessian.diagonal()[dense.slices[full]].reshape(weight.shape), clip)
         for h_group, w_group in zip(as_matrix(module, h, weight).sum(-1), as_matrix(module, weight**2, weight).sum(-1)):
             total += _minimum(h_group.numpy(), w_group.numpy())
-    return total * (0.5 / lam) ** 0.5
+    return float(total * (0.5 / lam) ** 0.5)
 
 
 def _minimum(h: np.ndarray, w2: np.ndarray) -> float:
@@ -46,7 +46,7 @@ def _minimum(h: np.ndarray, w2: np.ndarray) -> float:
     if h.size == 0:
         return 0.0
     m, n = h.shape
-    scale = (h.sum() * w2.sum()) ** 0.5
+    scale = float((h.sum() * w2.sum()) ** 0.5)
 
     def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
         grown = np.exp(z[:m, None] + z[None, m:])

@@ -24,7 +24,7 @@ def spectral_complexity(dense: Dense, margin: str = "median", conv: str = "resha
         spectral = float(np.linalg.norm(matrix, 2))
         product *= spectral
         total += (float(np.linalg.norm(matrix, axis=1).sum()) / spectral) ** (2 / 3)
-    return product * total**1.5 / output_margin(dense, margin)
+    return float(product * total**1.5 / output_margin(dense, margin))
 
 
 def layer_matrices(dense: Dense, conv: str = "reshaped") -> dict[str, np.ndarray]:

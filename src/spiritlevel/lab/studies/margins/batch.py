@@ -39,7 +39,8 @@ def _grid(size: str) -> list[Settings]:
 
 
 def _together(settings: Settings) -> str:
-    return settings["arm"]
+    arm: str = settings["arm"]
+    return arm
 
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:

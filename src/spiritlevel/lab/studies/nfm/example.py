@@ -25,7 +25,8 @@ class _TwoBranches(nn.Module):
             self.second.weight.copy_(second)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) + self.second(x)
+        total: Tensor = self.first(x) + self.second(x)
+        return total
 
 
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:

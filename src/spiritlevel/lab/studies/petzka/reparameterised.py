@@ -66,7 +66,8 @@ def relative_changes(table: Table, copy: str, names: Sequence[str]) -> list[floa
     """Return the largest relative change of any of the measures, network by network."""
     itself, other = table.where(copy="itself"), table.where(copy=copy)
     changes = [np.abs(ratios(other, itself, name) - 1) for name in names]
-    return np.max(changes, axis=0).tolist()
+    largest: list[float] = np.max(changes, axis=0).tolist()
+    return largest
 
 
 def ratios(above: Table, below: Table, name: str) -> NDArray[np.float64]:

@@ -34,7 +34,8 @@ def _grid(size: str) -> list[Settings]:
 def haar(size: int, generator: torch.Generator) -> Tensor:
     """Return an orthogonal matrix drawn uniformly."""
     q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    return q * torch.sign(torch.diagonal(r))
+    drawn: Tensor = q * torch.sign(torch.diagonal(r))
+    return drawn
 
 
 def _measure(settings: Settings, trained: Any, place: Place) -> Outcome:

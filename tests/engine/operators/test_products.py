@@ -1,0 +1,526 @@
+"""Products with H and G: every strategy against dense matrices and another library, and the check before them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+import spiritlevel as sl
+from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
+from spiritlevel.engine.operators.derivative_check import SAMPLES, path_of
+from spiritlevel.engine.operators.layer_tops import block_products
+from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
+from spiritlevel.engine.operators.products import Products
+from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.precision import full_float32
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError, UsageError
+from tests.helpers import opened
+from tests.networks import PIECEWISE_LINEAR, SMOOTH
+
+CASES = {**PIECEWISE_LINEAR, **SMOOTH}
+STRATEGIES = ("looped", "batched", "forward", "finite differences")
+
+
+def vectors(problem: OpenProblem, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(problem.size, count, generator=generator, dtype=torch.float64).to(problem.dtype)
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["mlp", "batch_norm_2d", "tanh", "layer_norm", "attention", "embedding"])
+def test_every_strategy_gives_the_same_products(name: str, strategy: Any) -> None:
+    problem = CASES[name].opened()
+    dense, block = Dense(problem), vectors(problem)
+    tolerance = 1e-6 if strategy == "finite differences" else 1e-12
+    for keep in (False, True):
+        hessian = HessianOperator(problem, strategy=strategy, keep_graphs=keep)
+        for _ in range(2):  # the second time from graphs that were kept
+            assert distance(hessian @ block, dense.hessian @ block) < tolerance
+        ggn = GGNOperator(problem, strategy=strategy, keep_graphs=keep)
+        assert distance(ggn @ block, dense.ggn @ block) < tolerance
+        # Forward mode has no rule for some operations; then the looped products stand in, and a note says so.
+        given_up = any(f"{strategy!r} were given up" in note for note in problem.notes)
+        assert hessian.products.strategy == ("looped" if given_up else strategy)
+        assert not given_up or name in ("attention", "embedding")
+        assert hessian.products.keeps_graphs is keep
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_layer_blocks_and_train_mode_batch_norm_against_dense(mode: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model = model.double()
+    model[1].running_mean.add_(0.3)
+    before = copy.deepcopy(model.state_dict())
+    x, y = torch.randn(11, 4, dtype=torch.float64), torch.randint(0, 3, (11,))
+    problem = opened(model, (x, y), batch_size=4, mode=mode)
+    dense, block = Dense(problem), vectors(problem)
+    for keep in (False, True):
+        for strategy in ("looped", "batched"):
+            operator = HessianOperator(problem, strategy=strategy, keep_graphs=keep)
+            assert distance(operator @ block, dense.hessian @ block) < 1e-12
+            assert distance(operator @ block, dense.hessian @ block) < 1e-12
+    for layer in problem.layers.values():
+        names = list(layer.parameters.values())
+        index = torch.cat([torch.arange(dense.slices[n].start, dense.slices[n].stop) for n in names])
+        own = LayerBlock(problem, names)
+        piece = block[index]
+        assert distance(own @ piece, dense.hessian[index][:, index] @ piece) < 1e-12
+    parts = block_products(
+        Products(problem, ["0.weight", "3.weight"]), ["0.weight", "3.weight"], [block[: 4 * 5, 0], block[: 5 * 4, 1]]
+    )
+    for part, full, column in zip(parts, ("0.weight", "3.weight"), (0, 1)):
+        assert distance(part, dense.block(full) @ block[:20, column]) < 1e-12
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), f"{name} was changed"
+    assert model.training
+
+
+def test_train_mode_depends_on_the_partition_and_eval_mode_does_not() -> None:
+    case = PIECEWISE_LINEAR["batch_norm_1d"]
+    found = {}
+    for mode in ("eval", "train"):
+        for size in (4, 7):
+            problem = case.opened(batch_size=size, mode=mode)
+            found[mode, size] = HessianOperator(problem) @ vectors(problem)
+    assert distance(found["eval", 4], found["eval", 7]) < 1e-12
+    assert distance(found["train", 4], found["train", 7]) > 1e-2
+
+
+def test_variance_over_batches_is_the_mean_square_less_the_squared_mean() -> None:
+    case = SMOOTH["tanh"]
+    problem = case.opened(count=11, batch_size=4)  # the last batch is short
+    x, y = case.data(11)
+    total = torch.zeros(problem.size, problem.size, dtype=torch.float64)
+    for start, stop in ((0, 4), (4, 8), (8, 11)):
+        own = Dense(opened(case.model(), (x[start:stop], y[start:stop]))).hessian
+        total += (stop - start) / 11 * own @ own
+    mean = Dense(problem).hessian
+    block = vectors(problem)
+    for strategy in ("looped", "batched", "forward"):
+        assert distance(VarianceOperator(problem, strategy=strategy) @ block, (total - mean @ mean) @ block) < 1e-11
+    alone = VarianceOperator(case.opened(count=4, batch_size=4))
+    assert float((alone @ block).abs().max()) < 1e-14  # one batch has no variance
+
+
+def test_variance_over_batches_nobody_chose_is_over_those_of_the_usual_size() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = torch.randn(300, 3).double(), torch.randint(2, (300,))
+    problem = opened(model, data)
+    assert next(iter(problem.batches())).count == 256  # in which other sweeps go
+    block = torch.randn(problem.size, 2).double()
+    found, expected = (VarianceOperator(opened(model, data, batch_size=size)) @ block for size in (None, 128))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def _mean_squared(model: nn.Module, x: Tensor) -> tuple[str, Any, Tensor]:
+    return "mean_squared_error", nn.MSELoss(), torch.randn(len(x), 3, dtype=torch.float64)
+
+
+def _binary(model: nn.Module, x: Tensor) -> tuple[str, Any, Tensor]:
+    return "binary_cross_entropy", nn.BCEWithLogitsLoss(), torch.randint(0, 2, (len(x), 3)).double()
+
+
+def _classes(model: nn.Module, x: Tensor) -> tuple[str, Any, Tensor]:
+    return "cross_entropy", nn.CrossEntropyLoss(), torch.randint(0, 3, (len(x),))
+
+
+LIBRARY_CASES: list[tuple[str, Callable[..., Any], int]] = [
+    ("mlp", _classes, 4),
+    ("mlp", _mean_squared, 4),
+    ("mlp", _binary, 3),
+    ("affine", _classes, 10),
+    ("tanh", _classes, 1),
+    ("tanh", _mean_squared, 10),
+    ("gelu", _binary, 4),
+    ("batch_norm_1d", _classes, 4),
+    ("batch_norm_2d", _mean_squared, 6),
+    ("conv1d_reflect", _classes, 3),
+    ("residual", _classes, 4),
+    ("inplace_relu", _classes, 7),
+    ("max_pool_1d", _classes, 4),
+    ("lstm", _classes, 4),
+    ("prelu", _mean_squared, 9),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "targets", "size"), LIBRARY_CASES)
+def test_products_agree_with_curvlinops(name: str, targets: Callable[..., Any], size: int) -> None:
+    curvlinops = pytest.importorskip("curvlinops")
+    case = CASES[name]
+    model, (x, _) = case.model(), case.data(10)
+    loss, criterion, y = targets(model, x)
+    problem = opened(model, (x, y), loss, batch_size=size)
+    batches = [(x[start : start + size], y[start : start + size]) for start in range(0, 10, size)]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    block = vectors(problem)
+    for ours, theirs in (
+        (HessianOperator(problem), curvlinops.HessianLinearOperator),
+        (GGNOperator(problem), curvlinops.GGNLinearOperator),
+    ):
+        other = theirs(model, criterion, parameters, batches)
+        assert distance(ours @ block, other @ block) < 1e-12
+
+
+def test_float32_products_are_those_of_float64_to_rounding() -> None:
+    case = SMOOTH["attention"]
+    wide = case.opened()
+    narrow = case.opened(dtype="float32")
+    block = vectors(wide)
+    assert distance(HessianOperator(narrow) @ block.float(), HessianOperator(wide) @ block) < 1e-5
+
+
+def test_strategy_is_chosen_and_said() -> None:
+    problem = CASES["mlp"].opened()
+    products = Products(problem, problem.parameters)
+    assert products.strategy == "looped"  # one vector
+    HessianOperator(problem) @ vectors(problem)
+    operator = HessianOperator(problem)
+    operator @ vectors(problem)
+    assert operator.products.strategy == "batched"  # a small graph shares its overhead
+    assert operator.path.label == "double backward"
+    size, batches = graph_bytes(problem)
+    assert size > 0
+    assert batches == 2
+    assert free_bytes(torch.device("cpu")) > size
+    with pytest.raises(UsageError, match="strategy must be one of"):
+        HessianOperator(problem, strategy="magic")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="needs a CUDA device"):
+        HessianOperator(problem, strategy="compiled")
+
+
+@pytest.mark.parametrize("name", ["conv2d_strided_padded", "mlp"])
+def test_pieces_of_batches_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiritlevel.engine.operators.products.TOGETHER", 1)  # one sample at a time
+    monkeypatch.setattr("spiritlevel.engine.operators.products.MOST_TOGETHER", 2)
+    problem = CASES[name].opened()
+    dense, block = Dense(problem).hessian, vectors(problem, 5)
+    for keep in (False, True):
+        operator = HessianOperator(problem, keep_graphs=keep)
+        assert distance(operator @ block, dense @ block) < 1e-12
+        assert operator.products.strategy == "batched"
+        assert distance(operator @ block[:, 0], dense @ block[:, 0]) < 1e-12
+    assert len(operator.products._kept or []) == problem.survey.count
+    coupled = PIECEWISE_LINEAR["batch_norm_1d"].opened(mode="train")
+    operator = HessianOperator(coupled, keep_graphs=True)
+    operator @ vectors(coupled, 5)
+    assert len(operator.products._kept or []) == 2  # the batches themselves
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_graphs_are_kept_while_there_is_room(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["conv2d_strided_padded"].opened()
+    size, number = graph_bytes(problem)
+    assert number == 2
+    dense, block = Dense(problem).hessian, vectors(problem, 5)
+    operator = HessianOperator(problem, strategy="batched", keep_graphs=None)
+    monkeypatch.setattr(type(operator.products), "_room", property(lambda self: (batches + 0.5) * size))
+    for columns in (block, block[:, 0], block[:, :3]):  # later products have other widths than the first
+        assert distance(operator @ columns, dense @ columns) < 1e-12
+    assert len(operator.products._kept) == batches
+    operator.release()
+    assert distance(operator @ block, dense @ block) < 1e-12
+
+
+def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
+    model = nn.Sequential(nn.Linear(50, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(400, 50), torch.randint(3, (400,))
+    few, many = (opened(model, (x[:n], y[:n]), batch_size=20) for n in (40, 400))
+    assert graph_bytes(few)[0] == graph_bytes(many)[0]
+
+
+def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["tanh"].opened()
+    size, _ = graph_bytes(problem)
+    monkeypatch.setattr("spiritlevel.engine.operators.products.free_bytes", lambda device: size)
+    operator = HessianOperator(problem, keep_graphs=None)
+    block = vectors(problem)
+    assert distance(operator @ block, Dense(problem).hessian @ block) < 1e-12
+    assert operator.products.strategy == "forward"
+    assert not operator.products.keeps_graphs
+
+
+def test_a_strategy_that_fails_gives_way_and_the_report_says_so() -> None:
+    problem = PIECEWISE_LINEAR["batch_norm_1d"].opened(mode="train")  # statistics written in place stop transforms
+    operator = HessianOperator(problem, strategy="forward")
+    block = vectors(problem)
+    assert distance(operator @ block, Dense(problem).hessian @ block) < 1e-12
+    assert operator.products.strategy == "looped"
+    assert any("'forward' were given up for 'looped'" in note for note in problem.notes)
+
+
+# --- operations without a second derivative ------------------------------------------------------------------------
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x / 2 + x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (x + 1)
+
+
+class GraphCutting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x.detach()
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1 - torch.tanh(ctx.x) ** 2)
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise NotImplementedError("derivative for fused_tanh_backward is not implemented")
+        return gradient * (1 - torch.tanh(x) ** 2)
+
+
+class Through(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def middle(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), Through(function), nn.Linear(5, 3))
+
+
+def last(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), Through(function))
+
+
+PAIRS: Sequence[tuple[str, Any, Callable[[Tensor], Tensor], Callable[..., nn.Module]]] = [
+    ("once, middle", OnceDifferentiable.apply, lambda x: x * x / 2 + x, middle),
+    ("once, last", OnceDifferentiable.apply, lambda x: x * x / 2 + x, last),
+    ("cut, middle", GraphCutting.apply, torch.tanh, middle),
+    ("cut, last", GraphCutting.apply, torch.tanh, last),
+    ("refusing", NoSecondDerivative.apply, torch.tanh, middle),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("name", "broken", "plain", "build"), PAIRS, ids=[pair[0] for pair in PAIRS])
+def test_broken_second_derivatives_are_found_and_differences_take_over(
+    name: str, broken: Any, plain: Any, build: Any, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(3)
+    sound = build(plain).double()
+    model = build(broken).double()
+    model.load_state_dict(sound.state_dict())
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    problem = opened(model.to(dtype), (x, y), batch_size=12)
+    dense, block = Dense(opened(sound, (x, y))), vectors(problem)
+    hessian = HessianOperator(problem)
+    found = hessian @ block
+    assert hessian.path.hessian == "finite differences"
+    assert "finite differences of gradients, radius" in hessian.path.label
+    assert hessian.path.converged
+    assert any("finite differences of gradients" in note for note in problem.notes)
+    assert distance(found, dense.hessian @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
+    assert distance(GGNOperator(problem) @ block, dense.ggn @ block.double()) < (
+        1e-3 if dtype == torch.float32 else 1e-8
+    )
+    if dtype == torch.float32 or name not in ("once, last", "cut, middle"):
+        return  # the measures are made of these products; two cases show that they say so
+    report = sl.measure(problem, ["hessian_trace", "hessian_top_eigenvalue", "fisher_rao_norm"], tolerance=0.2)
+    top = report["hessian_top_eigenvalue"]
+    exact = torch.linalg.eigvalsh(dense.hessian)
+    assert abs(top.value - float(exact[-1])) <= top.details["residual"] + 1e-6
+    assert "finite differences" in top.details["path"]
+    trace = report["hessian_trace"]
+    assert trace.how == "estimated"
+    assert abs(trace.value - float(exact.sum())) < 5 * trace.stderr + 1e-3 * abs(float(exact.sum()))
+    sound_report = sl.measure(opened(sound, (x, y)), "fisher_rao_norm")
+    assert float(report["fisher_rao_norm"]) == pytest.approx(float(sound_report["fisher_rao_norm"]), rel=1e-3)
+
+
+def test_differences_whose_two_steps_disagree_say_not_converged() -> None:
+    class Rough(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x + 1e-4 * torch.sin(3e3 * x)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * (1 + 0.3 * torch.cos(3e3 * x))
+
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    problem = opened(middle(Rough.apply), (x, y))
+    found = sl.eigenvalues(problem)
+    assert found.status == "budget_spent"
+    assert "not converged" in found.reason
+    assert "not converged" in found.path
+    row = sl.measure(problem, "hessian_top_eigenvalue")["hessian_top_eigenvalue"]
+    assert row.status == "budget_spent"
+    assert "not converged" in row.reason
+
+
+def test_a_gradient_that_is_not_the_derivative_is_refused() -> None:
+    class StraightThrough(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (torch.round(4 * x) / 4 - x).detach()
+
+    model = nn.Sequential(nn.Linear(4, 5), StraightThrough(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    problem = opened(model, (x, y))
+    for _ in range(2):  # and again, not only the first time
+        with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
+            HessianOperator(problem) @ vectors(problem)
+    for again in (problem, opened(model, (x, y))):  # also where nothing was looked at before
+        report = sl.measure(again, ["hessian_trace", "hessian_top_eigenvalue"])
+        assert {row.status for row in report.values()} == {"not_applicable"}
+    with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
+        sl.per_sample(opened(model, (x, y)), "hessian_trace")
+    constant = opened(nn.Sequential(nn.Linear(4, 3), Through(lambda z: z.detach())).double(), (x, y))
+    with pytest.raises(SpiritlevelError, match="does not depend on the chosen parameters"):
+        HessianOperator(constant) @ vectors(constant)
+
+
+class Rms32(nn.Module):
+    """A normalisation that works in float32 whatever it is given, as language models' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 1, 4)).permute(2, 0, 3, 1, 4)
+        return self.head(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0].mean(1))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (FusedAttention, (3, 4)),
+        (Lstm, (3, 4)),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), (4,)),
+        (lambda: nn.Sequential(nn.Linear(4, 5), Rms32(), nn.SiLU(), nn.Linear(5, 3)), (4,)),
+        (lambda: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), (4,)),
+    ],
+    ids=["fused attention", "lstm", "layer norm", "float32 inside", "relu"],
+)
+def test_common_operations_pass_the_check(build: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    model = build().to(dtype)
+    x, y = torch.randn(12, *shape, dtype=dtype), torch.randint(0, 3, (12,))
+    problem = opened(model, (x, y), batch_size=5)
+    block = vectors(problem)
+    product = HessianOperator(problem) @ block
+    assert path_of(problem).label == "double backward"
+    assert not problem.notes
+    assert distance(product, Dense(problem).hessian @ block.double()) < (2e-5 if dtype == torch.float32 else 2e-6)
+
+
+def test_the_check_is_cheap_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["tanh"].opened(count=40, batch_size=40)
+    calls: list[int] = []
+    forward = type(problem).outputs
+
+    def counted(self: OpenProblem, content: Any, parameters: Any = None) -> Tensor:
+        calls.append(len(content[0]))
+        return forward(self, content, parameters)
+
+    problem.survey  # noqa: B018
+    monkeypatch.setattr(OpenProblem, "outputs", counted)
+    path_of(problem)
+    assert len(calls) == 5  # the product, and differences at two steps
+    assert max(calls) <= SAMPLES  # of a few samples
+    path_of(problem)
+    assert len(calls) == 5
+
+
+def test_near_interpolation_the_check_still_sees() -> None:
+    torch.manual_seed(0)
+    for function, trusted in ((torch.tanh, True), (GraphCutting.apply, False)):
+        model = middle(function).double()
+        with torch.no_grad():
+            model[2].weight.mul_(5000)  # every sample far on its side: the loss and its derivatives are nearly 0
+        x = torch.randn(20, 4, dtype=torch.float64)
+        problem = opened(model, (x, model(x).argmax(1)))
+        assert problem.survey.loss < 1e-3
+        assert path_of(problem).differences is not trusted
+
+
+def test_full_float32_precision_holds_inside_and_is_restored() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with full_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+        problem = CASES["mlp"].opened()
+        with problem.session():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_wrong_shapes_and_names_are_refused() -> None:
+    problem = CASES["mlp"].opened()
+    with pytest.raises(UsageError, match="cannot be multiplied"):
+        HessianOperator(problem) @ torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(UsageError, match="no parameter is named 'nowhere'"):
+        LayerBlock(problem, ["nowhere"])
+    one = vectors(problem)[:, 0]
+    assert (HessianOperator(problem) @ one).shape == one.shape
+    assert HessianOperator(problem).shape == (problem.size, problem.size)
