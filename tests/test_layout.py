@@ -74,5 +74,11 @@ def test_no_function_takes_nine_arguments_in_order() -> None:
     assert not [place for place, names in own.items() if len([n for n in names if n != "self"]) > MOST_IN_ORDER]
 
 
+def test_tests_stand_as_the_source_does() -> None:
+    tests = Path(__file__).parent
+    folders = {path.relative_to(tests) for path in tests.rglob("*") if path.is_dir() and path.name != "__pycache__"}
+    assert {folder for folder in folders - {Path("attack")} if not (ROOT / folder).is_dir()} == set()
+
+
 def _lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())

@@ -14,8 +14,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-import test_all_measures as registry_wide
-import test_losses
 import torch
 from torch import nn
 
@@ -24,6 +22,8 @@ from spiritlevel.engine.blocks import Blocks
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import MEASURES
+from tests.inputs.losses import test_losses
+from tests.measures import test_all_measures as registry_wide
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(sl.__file__).parent

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import PIECEWISE_LINEAR
 
 import spiritlevel as sl
 from spiritlevel.measures.declaration import COST_WORDS, Cost, Extent, declare, in_sentence
@@ -15,6 +14,7 @@ from spiritlevel.measures.registry import MEASURES, words_of
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
+from tests.networks import PIECEWISE_LINEAR
 
 SOURCE = Path(sl.__file__).parent
 
