@@ -19,9 +19,11 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import MEASURES
+from tests.helpers import opened
 from tests.inputs.losses import test_losses
 from tests.measures import test_all_measures as registry_wide
 
@@ -164,7 +166,7 @@ def test_the_measure_agrees_with_its_brute_force(measure: Measure, net: str) -> 
 
 def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
     registry_wide.test_no_more_passes_are_spent_than_declared(measure.name)
-    problem = sl.Problem(*registry_wide.trained_gelu())
+    problem = opened(*registry_wide.trained_gelu())
     problem.survey  # noqa: B018
     problem.spent.clear()
     registry_wide.run_alone(measure, problem, probes=6)
@@ -189,7 +191,7 @@ def test_the_largest_of_sampled_traces_is_not_too_large_on_average(measure: Meas
     truth = float(max(Dense(sl.Problem(model, data)).sample_hessian(i).trace() for i in range(30)))
     naive, found = [], []
     for seed in range(12):
-        problem = sl.Problem(model, data)
+        problem = opened(model, data)
         naive.append(float(Blocks(problem, seed=seed).sample_traces(8).value.max()))
         found.append(registry_wide.run_alone(measure, problem, seed=seed, probes=8))
     assert {each.how for each in found} == {"lower_bound"}
@@ -228,13 +230,13 @@ def test_the_loss_has_the_second_derivative_it_says(monkeypatch: pytest.MonkeyPa
     assert report["hessian_trace"].how == "exact"
 
 
-def _normalised() -> sl.Problem:
+def _normalised() -> OpenProblem:
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
     )
     nn.init.uniform_(net[1].weight)
-    return sl.Problem(net.double(), (torch.randn(10, 1, 6, 6).double(), torch.arange(10) % 3))
+    return opened(net.double(), (torch.randn(10, 1, 6, 6).double(), torch.arange(10) % 3))
 
 
 def test_the_layer_rule_gives_what_the_slower_way_gives(monkeypatch: pytest.MonkeyPatch) -> None:

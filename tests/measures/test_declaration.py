@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import spiritlevel as sl
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import COST_WORDS, Cost, Extent, declare, in_sentence
 from spiritlevel.measures.registry import MEASURES, words_of
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
+from tests.helpers import opened
 from tests.networks import PIECEWISE_LINEAR
 
 SOURCE = Path(sl.__file__).parent
@@ -47,13 +49,13 @@ def test_every_measure_has_words_for_sentences() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[sl.Problem, sl.Report]:
-    problem = sl.Problem(*PIECEWISE_LINEAR["mlp"].trained())
+def measured() -> tuple[OpenProblem, sl.Report]:
+    problem = opened(*PIECEWISE_LINEAR["mlp"].trained())
     names = [name for name, own in MEASURES.items() if own.per_sample or own.layer_quantities]
     return problem, sl.measure(problem, names)
 
 
-def test_the_declared_statistic_of_the_samples_is_the_value(measured: tuple[sl.Problem, sl.Report]) -> None:
+def test_the_declared_statistic_of_the_samples_is_the_value(measured: tuple[OpenProblem, sl.Report]) -> None:
     problem, report = measured
     declared = {name for name, own in MEASURES.items() if own.per_sample}
     assert set(report.per_sample) == declared
@@ -65,7 +67,7 @@ def test_the_declared_statistic_of_the_samples_is_the_value(measured: tuple[sl.P
         assert torch.equal(sl.per_sample(problem, name)[name], report.per_sample[name]), name
 
 
-def test_every_quantity_of_a_layer_has_a_declared_title(measured: tuple[sl.Problem, sl.Report]) -> None:
+def test_every_quantity_of_a_layer_has_a_declared_title(measured: tuple[OpenProblem, sl.Report]) -> None:
     _, report = measured
     declared = {quantity for own in MEASURES.values() for quantity in own.layer_quantities}
     assert set(report.per_layer) == declared

@@ -13,10 +13,12 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.results.numerals import residual_of, value_text
 from spiritlevel.results.records import estimate_record, read_estimate
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import ANYWHERE, TINIEST, Estimate, at_least_rounding, not_applicable
+from tests.helpers import opened
 
 
 @pytest.mark.parametrize("stderr", [0.0, -1.0, math.inf, math.nan])
@@ -72,10 +74,10 @@ def test_an_end_that_is_not_known_stays_unknown_in_a_file() -> None:
     assert residual_of(again) == math.inf
 
 
-def _curved(width: int = 1, **options: Any) -> sl.Problem:
+def _curved(width: int = 1, **options: Any) -> OpenProblem:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 2)).double()
-    return sl.Problem(model, (torch.randn(6, 2, dtype=torch.float64), torch.arange(6) % 2), **options)
+    return opened(model, (torch.randn(6, 2, dtype=torch.float64), torch.arange(6) % 2), **options)
 
 
 def test_a_sampled_trace_of_one_parameter_has_the_error_of_its_rounding() -> None:

@@ -34,6 +34,7 @@ from spiritlevel.inputs.torch_internals import (
     weight_norms,
 )
 from spiritlevel.measures.reference import Dense
+from tests.helpers import opened
 
 Missing = Callable[[pytest.MonkeyPatch], None]
 
@@ -201,7 +202,7 @@ def test_blocks_inside_vmap_go_by_torchs_own_rules(monkeypatch: pytest.MonkeyPat
 def test_no_layer_goes_by_its_rule_where_uses_of_parameters_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_VARIABLE", "_gone")
     assert not nodes.parameters_are_told()
-    problem = sl.Problem(network(), samples())
+    problem = opened(network(), samples())
     with problem.session(), Recorder(problem) as recorder:
         outputs = problem.outputs(samples())
         assert _candidates(problem, outputs, recorder, look_at(outputs)) == []
@@ -327,7 +328,7 @@ for found in pkgutil.walk_packages(spiritlevel.__path__, "spiritlevel."):
 MEASURED = """
 import pytest, sys
 sys.path.insert(0, sys.argv[1])
-from test_torch_without_internals import *
+from tests.inputs.torch_internals.test_torch_without_internals import *
 
 assert levels._functorch is trees._known is weight_norms._parametrization is weight_norms.fused_weight_norm() is None
 for missing in ("trees", "everything"):  # what was removed above, and all the rest
@@ -338,6 +339,6 @@ for missing in ("trees", "everything"):  # what was removed above, and all the r
 
 @pytest.mark.parametrize("then", [LOADED, MEASURED], ids=["loaded", "measured"])
 def test_the_whole_package_without_names_that_are_gone_before(then: str) -> None:
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", REMOVED + then, here], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
