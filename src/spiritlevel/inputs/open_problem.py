@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from spiritlevel.inputs.process.fast_max_pool import fast_max_pool
 from spiritlevel.inputs.process.precision import autocast_kinds, full_float32, without_autocast
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.inputs.process.scope import hold, process_scope
+from spiritlevel.inputs.torch_internals.compiling import may_be_compiled
 from spiritlevel.inputs.watching import Watch
 from spiritlevel.values.errors import SpiritlevelError
 
@@ -156,7 +156,7 @@ class OpenProblem(ChosenParameters):
                 _wake_autograd(device)
             hold(f"random state {devices}", lambda: kept_random_state(devices))
             # Hooks never fire inside a compiled model.
-            if "torch._dynamo" in sys.modules:  # no model is compiled before that is loaded, which takes seconds
+            if may_be_compiled():  # no model is compiled before that is loaded, which takes seconds
                 hold("uncompiled", lambda: torch.compiler.set_stance("force_eager"))
             stack.enter_context(composite_operations(self.model.modules()))
             stack.enter_context(full_float32())

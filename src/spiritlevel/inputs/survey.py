@@ -14,6 +14,7 @@ from spiritlevel.inputs.fingerprints import Fingerprint
 from spiritlevel.inputs.losses import labels_of
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
+from spiritlevel.inputs.torch_internals.base_classes import BATCH_NORMS
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # Outputs of the first sweep are kept up to this many numbers, so that forward-only measures need no second sweep.
@@ -182,7 +183,7 @@ def _depends_on_neighbours(problem: OpenProblem, batch: Batch, outputs: Tensor) 
     """Whether a sample's outputs depend on what is in its batch (BatchNorm in training mode), or on how much is."""
     if batch.count == 1:
         return any(
-            isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+            isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None)
             for module in problem.model.modules()
         )
     half = (batch.count + 1) // 2

@@ -44,7 +44,6 @@ ROOT = Path(spiritlevel.__file__).parent
 # Names that files hold, which are read without asking torch for them.
 OF_FILES = {"inputs/weights/torch_files.py", "inputs/weights/state_dicts.py"}
 # Until they ask torch_internals what may be compiled and what is a BatchNorm.
-STILL_THERE = {"inputs/given.py", "inputs/survey.py"}
 # Of torch's modules, and of its modules' and tensors' and nodes' attributes.
 OF_TORCH = re.compile(r"(torch|nn|F|functional|forward_ad|checkpoint)\.(\w+\.)*_[A-Za-z]\w*|torch\.ops\.aten.*")
 ATTRIBUTES = re.compile(
@@ -71,7 +70,7 @@ def test_private_names_stand_in_one_room() -> None:
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()
-        if not place.startswith("inputs/torch_internals/") and place not in OF_FILES | STILL_THERE:
+        if not place.startswith("inputs/torch_internals/") and place not in OF_FILES:
             found[place] = list(private_names(path))
     assert not {place: names for place, names in found.items() if names}
 
