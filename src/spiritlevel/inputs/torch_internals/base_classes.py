@@ -20,6 +20,4 @@ def shared_base(*classes: type[nn.Module]) -> Classes:
 BATCH_NORMS = shared_base(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Those that can keep running statistics.
 NORMS = shared_base(*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-LOSSES = shared_base(
-    *(found for name, found in vars(nn).items() if name.endswith("Loss") and not name.endswith("WithLoss"))
-)
+LOSSES = shared_base(*(getattr(nn.modules.loss, name) for name in nn.modules.loss.__all__))
