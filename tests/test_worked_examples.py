@@ -150,13 +150,13 @@ def test_the_measure_agrees_with_its_brute_force(measure: Measure, net: str) -> 
     registry_wide.test_every_measure_is_described(measure.name)
     model, data = registry_wide.NETS[net]()
     before = copy.deepcopy(model.state_dict())
-    found = registry_wide.run_alone(measure, sl.Problem(model, data))
+    found = registry_wide.run_alone(measure, opened(model, data))
     assert measure.reference is not None
     truth = measure.reference(registry_wide.dense_of(net), **measure.settings)
     registry_wide.assert_agrees(found, truth)
     assert found.how == ("lower_bound" if net == "gelu" else "exact")
     again, batched = (
-        registry_wide.run_alone(measure, sl.Problem(model, data, **options)) for options in ({}, {"batch_size": 7})
+        registry_wide.run_alone(measure, opened(model, data, **options)) for options in ({}, {"batch_size": 7})
     )
     assert again == found
     assert batched.value == pytest.approx(found.value, rel=1e-6)
@@ -179,7 +179,7 @@ def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
 def test_the_measure_keeps_its_claims(measure: Measure, symmetry: str) -> None:
     model, data = registry_wide.trained_mlp()
     changed = registry_wide.TRANSFORMS[symmetry](model)
-    before, after = (registry_wide.run_alone(measure, sl.Problem(net, data)) for net in (model, changed))
+    before, after = (registry_wide.run_alone(measure, opened(net, data)) for net in (model, changed))
     registry_wide.assert_claim(measure.invariances[symmetry], before, after)
 
 

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.analyses.auditing import Strengths
+from spiritlevel.analyses.comparable import Networks, declared_for, labelled, refuse_different, refuse_different_data
 from spiritlevel.analyses.contrasting import contrast
 from spiritlevel.analyses.holding import Check, declared_holding
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
@@ -23,20 +23,16 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.measures.registry import MEASURES, select, words_of
-from spiritlevel.results import Report, load_reports
+from spiritlevel.measures.registry import select, words_of
+from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast
-from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
-from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation
 
 BINS = 30
 FEWEST_FOR_CORRELATION = 4
-
-Networks = Mapping[str, Problem | Report | str | os.PathLike[str]]
 
 
 def compare(
@@ -62,7 +58,7 @@ def compare(
     that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
     and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
     """
-    given = _labelled(networks)
+    given = labelled(networks)
     if len(given) < 2:
         raise UsageError(f"a comparison needs at least two networks; found {len(given)}")
     problems = {label: open_problem(item) for label, item in given.items() if isinstance(item, Measurable)}
@@ -72,11 +68,11 @@ def compare(
         if test is not None:
             raise UsageError("test data needs the networks, and only their reports were given; leave test out")
         reports = {label: item for label, item in given.items() if isinstance(item, Report)}
-        return assemble(reports, _declared_for(reports), seed=seed)
+        return assemble(reports, declared_for(reports), seed=seed)
     chosen = select(measures)
     chosen_settings(chosen, settings or {})  # refused before any work is done
     values = _flat(settings or {})
-    _check_same_data(problems)
+    refuse_different_data(problems)
     reports = {
         label: measure(problem, measures=chosen, settings=values, seed=seed, tolerance=tolerance, progress=progress)
         for label, problem in problems.items()
@@ -110,7 +106,7 @@ def assemble(
 ) -> Comparison:
     """Return the comparison of reports on the same data; ``check`` decides by measuring whether orderings hold."""
     labels = list(reports)
-    _refuse_different(reports)
+    refuse_different(reports)
     names = [name for name in reports[labels[0]] if all(name in report for report in reports.values())]
     if not names:
         raise UsageError("the reports have no measure in common, so there is nothing to compare")
@@ -223,79 +219,6 @@ def _finding(row: ComparisonRow, own: Measure | None, labels: Sequence[str]) -> 
         factor=None if reversal is None else reversal.factor,
         kind="" if reversal is None else reversal.kind,
     )
-
-
-# --- what may be compared ------------------------------------------------------------------------------------------
-
-
-def _labelled(networks: Networks | Iterable[str | os.PathLike[str] | Report]) -> dict[str, Measurable | Report]:
-    """Return problems and reports by label; paths are read, and a file of several reports gives several networks."""
-    if isinstance(networks, Mapping):
-        pairs: list[tuple[str, Any]] = [(str(label), item) for label, item in networks.items()]
-    else:
-        items = list(networks)
-        paths = [str(item) for item in items if isinstance(item, (str, os.PathLike))]
-        short = dict(zip(paths, shared_prefix_removed(paths)))
-        pairs = [(short[str(i)] if isinstance(i, (str, os.PathLike)) else _own_label(i), i) for i in items]
-    found: dict[str, Measurable | Report] = {}
-    entries: list[tuple[str, Measurable | Report]]
-    for label, item in pairs:
-        if isinstance(item, (str, os.PathLike)):
-            loaded = load_reports(Path(item))
-            several = len(loaded) > 1
-            entries = [(_own_label(report) if several else label, report) for report in loaded]
-        elif isinstance(item, (Measurable, Report)):
-            entries = [(label, item)]
-        else:
-            raise UsageError(f"{label!r} is a {type(item).__name__}; give Problems, Reports or paths of saved reports")
-        for own, report in entries:
-            if own in found:
-                raise UsageError(f"two networks are called {own!r}; give each a name of its own")
-            found[own] = report
-    return found
-
-
-def _own_label(item: Any) -> str:
-    return item.header.label if isinstance(item, Report) else Header().label
-
-
-def _declared_for(reports: Mapping[str, Report]) -> dict[str, Measure]:
-    return {name: MEASURES[name] for report in reports.values() for name in report if name in MEASURES}
-
-
-def _check_same_data(problems: Mapping[str, OpenProblem]) -> None:
-    """Refuse other data or another loss before any measure is computed."""
-    heads = {
-        label: Header(fingerprint=p.survey.fingerprint, loss_name=p.loss.name, samples=p.survey.count)
-        for label, p in problems.items()
-    }
-    _refuse_different_heads(heads)
-
-
-def _refuse_different(reports: Mapping[str, Report]) -> None:
-    _refuse_different_heads({label: report.header for label, report in reports.items()})
-
-
-def _refuse_different_heads(heads: Mapping[str, Header]) -> None:
-    first, *others = heads
-    for other in others:
-        a, b = heads[first], heads[other]
-        if not a.fingerprint or a.fingerprint != b.fingerprint:
-            marks = " and ".join(str(head.fingerprint or "none") for head in (a, b))
-            raise UsageError(
-                f"{first} and {other} were measured on different data (fingerprints {marks}), whose numbers are never "
-                "paired; measure both on the same samples"
-            )
-        if a.loss_name != b.loss_name:
-            raise UsageError(
-                f"{first} was measured with the loss {a.loss_name} and {other} with {b.loss_name}, which "
-                "cannot be compared; measure both with the same loss"
-            )
-        if a.mode != b.mode:
-            raise UsageError(
-                f"{first} was measured in {a.mode} mode and {other} in {b.mode} mode, which are "
-                "different functions; measure both in the same mode"
-            )
 
 
 def _untrained(reports: Mapping[str, Report]) -> str:

@@ -24,7 +24,7 @@ from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forw
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.values.errors import SpiritlevelError
 
-Change = Callable[[nn.Module, Any, Symmetries], nn.Module]
+NetworkChange = Callable[[nn.Module, Any, Symmetries], nn.Module]
 EXAMPLE_SAMPLES = 64  # outputs are proven equal on so many samples, and the mean loss then on all of them
 # Relative change of the mean loss and of its largest samples that rounding explains, by dtype.
 LOSS_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -98,13 +98,13 @@ class Equivalents:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""
         return self.changed_anyhow(lambda net, x, found: scale_output(net, x, alpha, found=found))
 
-    def changed(self, change: Change) -> OpenProblem:
+    def changed(self, change: NetworkChange) -> OpenProblem:
         """Return the problem after a change that keeps the function, proven by every sample's loss."""
         result = self.changed_anyhow(change)
         _prove_loss(self.problem, result)
         return result
 
-    def changed_anyhow(self, change: Change) -> OpenProblem:
+    def changed_anyhow(self, change: NetworkChange) -> OpenProblem:
         """Return the problem on what ``change`` makes of the network, the example and the symmetries found."""
         changed = change(self.network, self.example, self.found)
         inner = changed.model if self._wrapped else changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.choices import ask_for_labels, ask_which_token, choices_taken

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 import spiritlevel as sl
 from spiritlevel.inputs.process import fast_max_pool as module
 from spiritlevel.inputs.process.fast_max_pool import fast_max_pool
+from tests.helpers import opened
 
 CPU = torch.device("cpu")
 
@@ -75,7 +76,7 @@ def test_derivatives_in_either_direction_keep_torchs_own(taken) -> None:  # type
 
 def test_a_forward_pass_takes_it(taken) -> None:  # type: ignore[no-untyped-def]
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3))
-    problem = sl.Problem(model, (torch.randn(5, 1, 8, 8), torch.randint(3, (5,))))
+    problem = opened(model, (torch.randn(5, 1, 8, 8), torch.randint(3, (5,))))
     sl.per_sample(problem, "loss")
     assert taken
     sl.curvature(problem)  # compares losses at two other points, the first time

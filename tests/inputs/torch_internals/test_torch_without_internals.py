@@ -185,8 +185,8 @@ def test_blocks_inside_vmap_go_by_torchs_own_rules(monkeypatch: pytest.MonkeyPat
             convolution_blocks.convolve(x, w, b, options),
             convolution_blocks.pull_to_input(g, w, [3, 6, 6], options),
             convolution_blocks.pull_to_weight(g, x, [3, 3], options),
-            pooling_blocks.choose(x, places),
-            pooling_blocks.spread(pooled, places, [6, 6], window),
+            pooling_blocks.gather_places(x, places),
+            pooling_blocks.scatter_places(pooled, places, [6, 6], window),
         )
 
     arguments = (x, w, b, g, pooled)

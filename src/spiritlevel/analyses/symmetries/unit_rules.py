@@ -142,7 +142,7 @@ def prelu(walk: Walk, a: dict[str, Any]) -> Labels:
 def convolution(walk: Walk, a: dict[str, Any]) -> Labels:
     """Filters move with their output channel; in a depthwise convolution also with their input channel."""
     weight, groups = a["weight"], a["groups"]
-    name = aten.name_of(a["node"].target)
+    name = aten.operation_name(a["node"].target)
     if not isinstance(weight, Stored) or weight.is_buffer:
         raise CannotFollow("its weight is not a parameter")
     if groups == 1:

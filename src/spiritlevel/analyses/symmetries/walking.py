@@ -269,7 +269,7 @@ def _rank(node: torch.fx.Node) -> int:
 def _where(node: torch.fx.Node) -> str:
     """Name an operation by the module it runs in, as the user knows it."""
     stack = node.meta.get("nn_module_stack")
-    operation = aten.name_of(node.target)
+    operation = aten.operation_name(node.target)
     if not stack:
         return operation
     path, kind = list(stack.values())[-1]

@@ -25,7 +25,7 @@ def schema_of(operation: Any) -> Any | None:
     return getattr(operation, "_schema", None)
 
 
-def name_of(operation: Any) -> str:
+def operation_name(operation: Any) -> str:
     """Return the name of an operation in a traced graph without its library and overload: ``conv2d``."""
     return str(operation).removeprefix("aten.").partition(".")[0]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import nn
 
-Classes = tuple[type[nn.Module], ...]
+ModuleClasses = tuple[type[nn.Module], ...]
 
 
-def shared_base(*classes: type[nn.Module]) -> Classes:
+def shared_base(*classes: type[nn.Module]) -> ModuleClasses:
     """Return the closest class that all of some derive from, or these where that would be any module."""
     first, *others = classes
     (closest, *_) = (base for base in first.__mro__ if all(issubclass(other, base) for other in others))
@@ -20,6 +20,4 @@ def shared_base(*classes: type[nn.Module]) -> Classes:
 BATCH_NORMS = shared_base(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Those that can keep running statistics.
 NORMS = shared_base(*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-LOSS_MODULES = shared_base(
-    *(found for name, found in vars(nn).items() if name.endswith("Loss") and not name.endswith("WithLoss"))
-)
+LOSS_MODULES = shared_base(*(getattr(nn.modules.loss, name) for name in nn.modules.loss.__all__))

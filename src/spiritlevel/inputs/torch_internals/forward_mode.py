@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.autograd import forward_ad
 
@@ -13,8 +16,9 @@ def in_forward_mode() -> bool:
     level = getattr(forward_ad, _LEVEL, None)
     if isinstance(level, int):
         return level >= 0
+    make_dual: Callable[..., Any] = forward_ad.make_dual
     try:
-        forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
+        make_dual(torch.zeros(()), torch.zeros(()))
     except RuntimeError:  # there is no level to make it in
         return False
     return True

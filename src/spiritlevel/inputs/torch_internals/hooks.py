@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Table = dict[int, Any]
+HookTable = dict[int, Any]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -23,17 +23,17 @@ def forward_hooks(module: nn.Module) -> list[Any]:
     return [hook for table in _tables(module, _FORWARD, "forward") for hook in table.values()]
 
 
-def backward_tables(module: nn.Module) -> list[Table]:
+def backward_tables(module: nn.Module) -> list[HookTable]:
     """Return the tables of hooks on a module's gradients."""
     return _tables(module, _BACKWARD, "backward")
 
 
-def backward_tables_of_all_modules() -> list[Table]:
+def backward_tables_of_all_modules() -> list[HookTable]:
     """Return the tables of hooks on the gradients of every module there is."""
     return _tables(nn.modules.module, _BACKWARD_OF_ALL, "global", "backward")
 
 
-def _tables(owner: Any, names: tuple[str, ...], *words: str) -> list[Table]:
+def _tables(owner: Any, names: tuple[str, ...], *words: str) -> list[HookTable]:
     found = [getattr(owner, name, None) for name in names]
     if not all(isinstance(table, dict) for table in found):
         found = [
@@ -44,9 +44,9 @@ def _tables(owner: Any, names: tuple[str, ...], *words: str) -> list[Table]:
     return [table for table in found if isinstance(table, dict)]
 
 
-def gradient_table(tensor: Tensor) -> Table | None:
+def gradient_table(tensor: Tensor) -> HookTable | None:
     """Return the table of hooks on a tensor's gradient, None where it has none or torch does not show it."""
-    found: Table | None = getattr(tensor, _OF_TENSOR, None)
+    found: HookTable | None = getattr(tensor, _OF_TENSOR, None)
     return found
 
 

@@ -16,7 +16,7 @@ _NAMES = ("is_batchedtensor", "maybe_get_level", "get_unwrapped", "maybe_get_bdi
 
 
 def _found() -> Any:
-    functorch = getattr(torch._C, "_functorch", None)
+    functorch = getattr(getattr(torch, "_C", None), "_functorch", None)
     return functorch if all(hasattr(functorch, name) for name in _NAMES) else None
 
 
