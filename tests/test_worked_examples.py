@@ -24,8 +24,9 @@ from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import MEASURES
 from tests.helpers import opened
-from tests.inputs.losses import test_losses
+from tests.inputs.losses import derivatives
 from tests.measures import test_all_measures as registry_wide
+from tests.measures import test_symmetry_claims, trained
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(sl.__file__).parent
@@ -145,10 +146,10 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
     return own
 
 
-@pytest.mark.parametrize("net", registry_wide.NETS)
+@pytest.mark.parametrize("net", trained.NETS)
 def test_the_measure_agrees_with_its_brute_force(measure: Measure, net: str) -> None:
     registry_wide.test_every_measure_is_described(measure.name)
-    model, data = registry_wide.NETS[net]()
+    model, data = trained.NETS[net]()
     before = copy.deepcopy(model.state_dict())
     found = registry_wide.run_alone(measure, opened(model, data))
     assert measure.reference is not None
@@ -166,7 +167,7 @@ def test_the_measure_agrees_with_its_brute_force(measure: Measure, net: str) -> 
 
 def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
     registry_wide.test_no_more_passes_are_spent_than_declared(measure.name)
-    problem = opened(*registry_wide.trained_gelu())
+    problem = opened(*trained.trained_gelu())
     problem.survey  # noqa: B018
     problem.spent.clear()
     registry_wide.run_alone(measure, problem, probes=6)
@@ -177,10 +178,10 @@ def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
 
 @pytest.mark.parametrize("symmetry", registry_wide.SYMMETRIES)
 def test_the_measure_keeps_its_claims(measure: Measure, symmetry: str) -> None:
-    model, data = registry_wide.trained_mlp()
-    changed = registry_wide.TRANSFORMS[symmetry](model)
+    model, data = trained.trained_mlp()
+    changed = test_symmetry_claims.TRANSFORMS[symmetry](model)
     before, after = (registry_wide.run_alone(measure, opened(net, data)) for net in (model, changed))
-    registry_wide.assert_claim(measure.invariances[symmetry], before, after)
+    test_symmetry_claims.assert_claim(measure.invariances[symmetry], before, after)
 
 
 def test_the_largest_of_sampled_traces_is_not_too_large_on_average(measure: Measure) -> None:
@@ -202,7 +203,7 @@ def test_the_largest_of_sampled_traces_is_not_too_large_on_average(measure: Meas
 
 
 def test_the_measure_is_one_of_all_in_a_report(measure: Measure) -> None:
-    problem = sl.Problem(*registry_wide.trained_mlp())
+    problem = sl.Problem(*trained.trained_mlp())
     report = sl.measure(problem, ["hessian_trace", measure])
     samples = sl.per_sample(problem, measure.name)[measure.name]
     assert report[measure.name].value == float(samples.max())
@@ -216,10 +217,10 @@ def test_the_measure_is_one_of_all_in_a_report(measure: Measure) -> None:
 def test_the_loss_has_the_second_derivative_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = apply("A loss", monkeypatch)["LogCosh"]()
     for shape in ((5,), (4, 1), (3, 4), (2, 3, 2)):
-        outputs, labels = test_losses.randn(*shape), test_losses.randn(*shape, seed=1)
-        test_losses.assert_second_derivative(loss, outputs, (None, labels))
+        outputs, labels = derivatives.randn(*shape), derivatives.randn(*shape, seed=1)
+        derivatives.assert_second_derivative(loss, outputs, (None, labels))
         expected = (outputs - labels).cosh().log().mean()
-        test_losses.assert_total(loss, outputs, (None, labels), expected)
+        derivatives.assert_total(loss, outputs, (None, labels), expected)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     problem = sl.Problem(model, (torch.randn(9, 3).double(), torch.randn(9, 2).double()), "log_cosh")
@@ -296,10 +297,10 @@ def test_the_section_stands_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None
     from spiritlevel.page import builder
 
     apply("A section", monkeypatch)
-    with_rho = sl.measure(sl.Problem(*registry_wide.trained_mlp()), "rho_max")
+    with_rho = sl.measure(sl.Problem(*trained.trained_mlp()), "rho_max")
     (found,) = [each for each in builder.page_of(page.of_reports(with_rho)).sections if each.name == "neurons"]
     assert found.summary == "the largest ρ of 3 layers"
-    without = sl.measure(sl.Problem(*registry_wide.trained_mlp()), "weight_norm")
+    without = sl.measure(sl.Problem(*trained.trained_mlp()), "weight_norm")
     assert not any(each.name == "neurons" for each in builder.page_of(page.of_reports(without)).sections)
 
 
@@ -309,7 +310,7 @@ def test_the_section_stands_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_python_block_of_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
     monkeypatch.chdir(tmp_path)
-    model, (x, y) = registry_wide.trained_mlp()
+    model, (x, y) = trained.trained_mlp()
     other = copy.deepcopy(model)
     with torch.no_grad():
         other[4].weight.mul_(1.5)

@@ -1,15 +1,12 @@
-"""The Problem: wrappers looked through, outputs found, copies where needed, everything restored, bad input refused."""
+"""The Problem: wrappers looked through, outputs found, copies where needed, bad input refused."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +19,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.opening import unwrap
 from spiritlevel.measures.reference import Dense
 from spiritlevel.values.errors import SpiritlevelError, UsageError
+from tests.engine.small_problem import Output, data
 from tests.helpers import opened
 from tests.networks import PIECEWISE_LINEAR, SMOOTH
 
@@ -29,11 +27,6 @@ from tests.networks import PIECEWISE_LINEAR, SMOOTH
 def small() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
-
-
-def data(count: int = 10) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 3, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
 
 def trace(model: nn.Module, given: Any = None, **options: Any) -> float:
@@ -86,14 +79,6 @@ def test_a_distributed_wrapper_is_looked_through(process_group: None) -> None:
     model = small()
     expected = trace(model)
     assert trace(nn.parallel.DistributedDataParallel(model)) == expected
-
-
-@dataclass
-class Output:
-    """What transformer libraries return."""
-
-    logits: Tensor
-    loss: Tensor | None = None
 
 
 @pytest.mark.parametrize(
@@ -308,102 +293,6 @@ def test_dropout_in_eval_mode_is_off() -> None:
     assert model[1].training
 
 
-# --- restoring -----------------------------------------------------------------------------------------------------
-
-
-class Stateful(nn.Module):
-    """Some of everything that can be left changed: buffers, frozen parts, submodules in different modes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
-        self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.middle.requires_grad_(False)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.head(F.relu(self.middle(F.relu(self.norm(self.first(x))))))
-
-
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    return {
-        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "identity": {name: id(tensor) for name, tensor in model.named_parameters()},
-        "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()},
-        "requires": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
-        "modes": {name: module.training for name, module in model.named_modules()},
-        "hooks": {
-            name: [len(getattr(module, kind)) for kind in vars(module) if kind.endswith("_hooks")]
-            for name, module in model.named_modules()
-        },
-        "random": (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()),  # noqa: NPY002
-        "grad_mode": torch.is_grad_enabled(),
-        "default": torch.get_default_dtype(),
-        "inference": torch.is_inference_mode_enabled(),
-    }
-
-
-def assert_same(before: Any, after: Any) -> None:
-    if isinstance(before, dict):
-        assert before.keys() == after.keys()
-        for key in before:
-            assert_same(before[key], after[key])
-    elif isinstance(before, tuple):
-        for a, b in zip(before, after, strict=True):
-            assert_same(a, b)
-    elif isinstance(before, Tensor):
-        assert torch.equal(before, after)
-    else:
-        assert before == after
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("measures", ["all", "hessian_trace"])
-def test_the_model_comes_back_as_it_was(mode: str, measures: str) -> None:
-    torch.manual_seed(2)
-    model = Stateful().train()
-    model.middle.eval()
-    x, y = data()
-    F.cross_entropy(model(x), y).backward()
-    model.head.bias.grad = None
-    before = snapshot(model)
-    with torch.no_grad():
-        quick = {"normalized_sharpness_direct.steps": 20}
-        sl.measure(opened(model, (x, y), mode=mode, batch_size=5), measures, settings=quick, tolerance=0.2)
-    assert_same(before, snapshot(model))
-
-
-def test_an_embedding_that_renorms_its_own_weight_comes_back() -> None:
-    model = nn.Sequential(nn.Embedding(6, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
-    given = torch.randint(0, 6, (5, 3)), torch.randint(0, 3, (5,))
-    before = snapshot(model)
-    problem = opened(model, given)
-    assert problem.survey.count == 5
-    assert_same(before, snapshot(model))
-
-
-def test_the_model_comes_back_after_a_failure() -> None:
-    torch.manual_seed(2)
-    model = Stateful().train()
-    before = snapshot(model)
-    x, y = data()
-    with pytest.raises(SpiritlevelError):
-        sl.measure(opened(model, (x, y + 5)), "hessian_trace")
-
-    @sl.declare(title="fails", formula="!", citation="none")
-    def failing(problem: OpenProblem) -> float:
-        """Fail in the middle of a sweep."""
-        for batch in problem.batches("failing"):
-            problem.outputs(batch.content)
-            raise KeyboardInterrupt
-        return 0.0
-
-    with pytest.raises(KeyboardInterrupt):
-        sl.measure(opened(model, (x, y)), failing)
-    assert_same(before, snapshot(model))
-
-
 # --- vectors -------------------------------------------------------------------------------------------------------
 
 
@@ -436,128 +325,6 @@ def test_layers_and_weights_have_names() -> None:
     }
     tied = SMOOTH["tied"].opened()
     assert tied.layers["2"].parameters == {"bias": "2.bias"}
-
-
-# --- transformers with dict batches --------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """Pre-norm attention and a GELU MLP, as GPT-2 and ViT have them."""
-
-    def __init__(self, width: int, causal: bool) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.causal = causal
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm_1(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal and mask is None)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
-
-
-class TinyGPT(nn.Module):
-    """A decoder with tied embeddings, an attention mask and .logits."""
-
-    def __init__(self, vocabulary: int = 7, width: int = 4, length: int = 5) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.block, self.norm = Block(width, causal=True), nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Output:
-        length = input_ids.shape[1]
-        mask = None
-        if attention_mask is not None:
-            causal = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
-            mask = causal & attention_mask.bool()[:, None, None, :]
-            mask = mask | torch.eye(length, dtype=torch.bool, device=input_ids.device)
-        x = self.tokens(input_ids) + self.places(torch.arange(length, device=input_ids.device))
-        return Output(self.head(self.norm(self.block(x, mask))))
-
-
-class TinyViT(nn.Module):
-    """A patch embedding by convolution, a class token and one block."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, 2, stride=2)
-        self.token = nn.Parameter(torch.randn(1, 1, width))
-        self.places = nn.Parameter(0.1 * torch.randn(1, 5, width))
-        self.block, self.norm, self.head = Block(width, causal=False), nn.LayerNorm(width), nn.Linear(width, 3)
-
-    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
-        x = self.patches(pixel_values).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
-        return {"logits": self.head(self.norm(self.block(x))[:, 0])}
-
-
-def language_batches() -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(1, 7, (6, 5), generator=generator)
-    mask = torch.ones(6, 5, dtype=torch.long)
-    mask[1, 3:] = 0
-    mask[4, 4:] = 0
-    labels = ids.where(mask == 1, -100)
-    return [
-        {"input_ids": ids[i : i + 4], "attention_mask": mask[i : i + 4], "labels": labels[i : i + 4]} for i in (0, 4)
-    ]
-
-
-def image_batches() -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(4)
-    pixels = torch.randn(7, 1, 4, 4, generator=generator)
-    labels = torch.randint(0, 3, (7,), generator=generator)
-    return [{"pixel_values": pixels[i : i + 4], "labels": labels[i : i + 4]} for i in (0, 4)]
-
-
-@pytest.mark.parametrize("kind", ["gpt", "vit"])
-def test_transformers_with_dict_batches(kind: str) -> None:
-    torch.manual_seed(0)
-    if kind == "gpt":
-        problem = opened(TinyGPT().double(), language_batches(), "next_token")
-    else:
-        problem = opened(TinyViT().double(), image_batches())
-    dense = Dense(problem)
-    names = ["hessian_trace", "ggn_trace", "hessian_top_eigenvalue", "kappa_tau_sum"]
-    report = sl.measure(problem, names, tolerance=0.2)
-    assert report.loss == pytest.approx(dense.loss, rel=1e-10)
-    trace_found = report["hessian_trace"]
-    assert trace_found.how == "estimated"
-    assert abs(trace_found.value - float(dense.hessian.trace())) < 4 * trace_found.stderr
-    assert report["ggn_trace"].value == pytest.approx(float(dense.ggn.trace()), rel=1e-8)
-    low, high = report["hessian_top_eigenvalue"].interval
-    assert low <= float(torch.linalg.eigvalsh(dense.hessian)[-1]) <= high
-    exact = report.header.exact_layers
-    # The tied embedding of the GPT serves as head and input; the ViT's head and last normalisation are linear.
-    assert exact == (("norm",) if kind == "gpt" else ("norm", "head"))
-
-
-def test_padded_encoders_of_torch_are_measured() -> None:
-    """Without gradients torch's own encoder takes a path that writes zeros at padded positions."""
-
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(6, 4)
-            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-            self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(4, 3)
-
-        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-            return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
-
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 6, (6, 5))
-    mask = torch.arange(5)[None] >= torch.tensor([5, 3, 4, 2, 5, 1])[:, None]
-    batch = {"tokens": tokens, "mask": mask, "labels": torch.randint(0, 3, (6,))}
-    problem = opened(Encoder().double(), batch)
-    before = torch.backends.mha.get_fastpath_enabled()
-    found = sl.measure(problem, ["ggn_trace", "hessian_top_eigenvalue"])
-    assert torch.backends.mha.get_fastpath_enabled() == before
-    assert found["ggn_trace"].value == pytest.approx(float(Dense(problem).ggn.trace()), rel=1e-8)
 
 
 def test_measuring_inside_inference_mode() -> None:

@@ -1,17 +1,13 @@
-"""Every declared measure: brute force, claimed invariances, declared cost, seeds, batch sizes, hard problems, words."""
+"""Every declared measure: brute force, declared cost, seeds, batch sizes, words."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import chosen_settings, run_measure
@@ -23,62 +19,13 @@ from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.values.estimate import Estimate
 from tests.helpers import opened
-from tests.networks import PIECEWISE_LINEAR, SMOOTH, Recurrent
+from tests.measures.trained import NETS, SETTINGS, reported, trained_mlp, uncertainty
 
-# Settings that make slow measures quick and noisy ones quieter; the same for both sides of every comparison.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "noise_curvature": {"draws": 128},
-    "hessian_log_volume": {"k": 4},
-    "normalized_sharpness_direct": {"steps": 80},
-    "pac_bayes_terms": {"grid": 4},
-}
 FIRST_BLOCK = """hessian_trace hessian_top_eigenvalue hessian_spectral_norm hessian_frobenius hessian_log_volume
 ggn_trace noise_curvature weight_norm aceht margin_bound output_margin softmax_margin margin_skewness softmax_impurity
 matrix_normalized_sharpness normalized_sharpness normalized_sharpness_direct pac_bayes_terms fisher_rao_norm
 fisher_rao_diagonal kappa_last kappa_max kappa_sum kappa_tau_last kappa_tau_max kappa_tau_sum rho_max rho_sum
 relative_flatness feature_robustness keskar_sharpness spectral_complexity"""
-
-
-@cache
-def trained_mlp() -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
-    """An MLP with biases after some training, on 20 samples it nearly fits."""
-    torch.manual_seed(6)
-    x = torch.randn(20, 4).double()
-    teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-    with torch.no_grad():
-        scores = teacher(x)
-        y = (scores - scores.mean(0)).argmax(1)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model, (x, y)
-
-
-@cache
-def trained_conv() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    return PIECEWISE_LINEAR["batch_norm_2d"].trained()
-
-
-@cache
-def trained_gelu() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    return SMOOTH["gelu"].trained()
-
-
-NETS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, Tensor]]]] = {
-    "mlp": trained_mlp,
-    "conv": trained_conv,
-    "gelu": trained_gelu,
-}
-
-
-@cache
-def reported(net: str, loss: str = "cross_entropy", seed: int = 0) -> Report:
-    model, data = NETS[net]()
-    return sl.measure(opened(model, data, loss), "all", settings=SETTINGS, seed=seed)
 
 
 @cache
@@ -248,97 +195,6 @@ def test_layers_samples_and_neurons_agree_with_brute_force() -> None:
     torch.testing.assert_close(report.per_sample["hessian_trace"], traces, rtol=1e-8, atol=1e-12)
 
 
-# --- symmetries ----------------------------------------------------------------------------------------------------
-
-
-def _scaled(model: nn.Sequential, first: Tensor, second: Tensor) -> nn.Sequential:
-    """Multiply hidden units' outgoing values by factors and divide what reads them: the function stays."""
-    changed = copy.deepcopy(model)
-    with torch.no_grad():
-        for layer, factors in ((0, first), (2, second)):
-            changed[layer].weight.mul_(factors[:, None])
-            changed[layer].bias.mul_(factors)
-            changed[layer + 2].weight.div_(factors)
-    return changed
-
-
-def layer_rescaling(model: nn.Sequential) -> nn.Sequential:
-    return _scaled(model, torch.full((5,), 3.0).double(), torch.full((4,), 0.25).double())
-
-
-def neuron_rescaling(model: nn.Sequential) -> nn.Sequential:
-    generator = torch.Generator().manual_seed(9)
-    first, second = (torch.exp(2 * torch.randn(n, generator=generator).double()) for n in (5, 4))
-    return _scaled(model, first, second)
-
-
-OUTPUT_FACTOR = 0.15
-
-
-def output_scaling(model: nn.Sequential) -> nn.Sequential:
-    changed = copy.deepcopy(model)
-    with torch.no_grad():
-        changed[4].weight.mul_(OUTPUT_FACTOR)
-        changed[4].bias.mul_(OUTPUT_FACTOR)
-    return changed
-
-
-def permutation(model: nn.Sequential) -> nn.Sequential:
-    changed = copy.deepcopy(model)
-    first, second = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([2, 3, 1, 0])
-    with torch.no_grad():
-        for layer, order in ((0, first), (2, second)):
-            changed[layer].weight.copy_(changed[layer].weight[order])
-            changed[layer].bias.copy_(changed[layer].bias[order])
-            changed[layer + 2].weight.copy_(changed[layer + 2].weight[:, order])
-    return changed
-
-
-TRANSFORMS: dict[str, Callable[[nn.Sequential], nn.Sequential]] = {
-    "layer_rescaling": layer_rescaling,
-    "neuron_rescaling": neuron_rescaling,
-    "output_scaling": output_scaling,
-    "permutation": permutation,
-}
-
-
-@cache
-def transformed_report(symmetry: str) -> Report:
-    model, data = trained_mlp()
-    changed = TRANSFORMS[symmetry](model)
-    with torch.no_grad():
-        factor = OUTPUT_FACTOR if symmetry == "output_scaling" else 1.0
-        torch.testing.assert_close(changed(data[0]), factor * model(data[0]), rtol=1e-10, atol=1e-12)
-    return sl.measure(opened(changed, data), "all", settings=SETTINGS)
-
-
-def _uncertainty(estimate: Estimate) -> float:
-    reach = 0.0 if estimate.interval is None else max(abs(end - estimate.value) for end in estimate.interval)
-    return reach + estimate.stderr
-
-
-def test_every_symmetry_is_answered_by_a_transformation() -> None:
-    assert set(TRANSFORMS) == set(SYMMETRIES)
-
-
-@pytest.mark.parametrize("name", MEASURES)
-@pytest.mark.parametrize("symmetry", SYMMETRIES)
-def test_every_claim_about_a_symmetry_is_shown(name: str, symmetry: str) -> None:
-    assert_claim(MEASURES[name].invariances[symmetry], reported("mlp")[name], transformed_report(symmetry)[name])
-
-
-def assert_claim(claim: bool | None, before: Estimate, after: Estimate) -> None:
-    """Hold two values to what is claimed of them: unchanged, changed, or not known."""
-    difference = abs(after.value - before.value)
-    noise = math.hypot(_uncertainty(before), _uncertainty(after))
-    if claim is True:
-        # A search for a maximum ends a little below it, from wherever it starts.
-        searched = before.how == "lower_bound" and before.stderr == 0
-        assert difference <= (1e-2 if searched else 1e-8) * abs(before.value) + 4 * noise, (before, after)
-    elif claim is False:
-        assert difference > 1e-3 * abs(before.value) + 2 * noise, (before, after)
-
-
 # --- cost, seeds, batches ------------------------------------------------------------------------------------------
 
 
@@ -428,7 +284,7 @@ def test_the_batch_size_changes_nothing(net: str) -> None:
     model, data = NETS[net]()
     small = sl.measure(opened(model, data, batch_size=7), "all", settings=SETTINGS)
     for name, before in reported(net).items():
-        slack = 2 * _uncertainty(before) if before.interval is not None else 0.0
+        slack = 2 * uncertainty(before) if before.interval is not None else 0.0
         assert abs(small[name].value - before.value) <= 1e-6 * abs(before.value) + slack, name
         assert small[name].how == before.how
 
@@ -439,104 +295,6 @@ def test_measuring_together_gives_what_measuring_alone_gives() -> None:
         alone = run_alone(MEASURES[name], opened(model, data))
         together = reported("mlp")[name]
         assert alone.value == pytest.approx(together.value, rel=1e-9 if alone.how == "exact" else 1e-6), name
-
-
-# --- hard problems -------------------------------------------------------------------------------------------------
-
-
-class OnlyBias(nn.Module):
-    """No weight of two dimensions at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.tensor([0.5, -0.2, 0.1]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias
-
-
-def _regression() -> OpenProblem:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    return opened(model, (torch.randn(9, 3), torch.randn(9, 2)), "mean_squared_error")
-
-
-def _from_case(model: nn.Module, shape: tuple[int, ...], classes: int = 3, **options: Any) -> OpenProblem:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(8, *shape, generator=generator)
-    return opened(model, (inputs, torch.randint(0, classes, (8,), generator=generator)), **options)
-
-
-def _batch_norm(mode: str) -> OpenProblem:
-    torch.manual_seed(2)
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
-    return _from_case(net, (3,), mode=mode)
-
-
-def _dead() -> OpenProblem:
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
-    with torch.no_grad():
-        net[0].bias.fill_(-100.0)
-    return _from_case(net, (3,))
-
-
-def _interpolating() -> OpenProblem:
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
-    with torch.no_grad():
-        net[2].weight.mul_(1e4)
-    x = torch.randn(8, 3)
-    return opened(net, (x, net(x).argmax(1)))
-
-
-def _positions() -> OpenProblem:
-    torch.manual_seed(4)
-    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
-    tokens = torch.randint(0, 5, (6, 3))
-    return opened(net, (tokens, tokens), "next_token")
-
-
-def _binary() -> OpenProblem:
-    torch.manual_seed(5)
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    return opened(net, (torch.randn(8, 3), torch.randint(0, 2, (8, 1)).float()), "binary_cross_entropy")
-
-
-HARD: dict[str, Callable[[], OpenProblem]] = {
-    "regression": _regression,
-    "gelu": lambda: _from_case(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)), (3,)),
-    "batch_norm": lambda: _batch_norm("eval"),
-    "batch_norm_training": lambda: _batch_norm("train"),
-    "lstm": lambda: _from_case(Recurrent(), (2, 3)),
-    "only_biases": lambda: _from_case(OnlyBias(), (3,)),
-    "dead": _dead,
-    "interpolating": _interpolating,
-    "one_sample": lambda: opened(nn.Linear(3, 3), (torch.randn(1, 3), torch.tensor([1]))),
-    "positions": _positions,
-    "binary": _binary,
-}
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_no_measure_raises(name: str) -> None:
-    torch.manual_seed(8)
-    report = sl.measure(HARD[name](), "all", settings=SETTINGS, tolerance=0.3)
-    assert list(report) == list(MEASURES)
-    for measure_name, estimate in report.items():
-        if estimate.status in ("ok", "budget_spent"):
-            assert math.isfinite(estimate.value), measure_name
-            assert math.isfinite(estimate.stderr), measure_name
-            assert estimate.stderr >= 0
-            if estimate.interval is not None:
-                assert estimate.interval[0] <= estimate.value <= estimate.interval[1]
-        if estimate.status != "ok":
-            assert estimate.reason, measure_name
-            assert "\n" not in estimate.reason
-    assert str(report)
-    if name in ("gelu", "lstm", "batch_norm"):
-        # An untrained network may have a negative margin, and fewer positive eigenvalues than asked for.
-        may_fail = {"spectral_complexity", "hessian_log_volume"}
-        assert all(e.status != "not_applicable" for key, e in report.items() if key not in may_fail)
 
 
 def test_a_users_measure_joins_in() -> None:

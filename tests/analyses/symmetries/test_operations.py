@@ -11,28 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spiritlevel.analyses import symmetries
-from spiritlevel.values.errors import SpiritlevelError, UsageError
-
-
-class Net(nn.Module):
-    """A network written as a function of its modules and parameters."""
-
-    def __init__(self, compute: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compute(self, *args, **kwargs)
+from spiritlevel.values.errors import UsageError
+from tests.analyses.symmetries.operation_networks import Net, linear, vectors
 
 
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape))
-
-
-def vectors() -> Tensor:
-    return torch.randn(5, 8, dtype=torch.float64)
 
 
 def images() -> Tensor:
@@ -80,11 +64,6 @@ def encoder(activation: str) -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, activation=activation, batch_first=True)
     stack = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
     return Net(lambda net, x: net.c(net.t(net.a(x)).mean(1)), a=nn.Linear(8, 8), t=stack, c=nn.Linear(8, 3))
-
-
-def linear(*sizes: int) -> dict[str, nn.Module]:
-    """Linear layers a, b, ... from pairs of sizes."""
-    return {name: nn.Linear(i, o) for name, i, o in zip("abc", sizes[::2], sizes[1::2])}
 
 
 # name: network, example, free factors of neurons, of whole layers, units that can change places
@@ -328,27 +307,6 @@ def test_outputs_of_fixed_scale_are_refused() -> None:
         symmetries.scale_output(net, vectors(), 2.0)
 
 
-def test_a_network_that_cannot_be_traced_has_nothing_found_and_the_reason() -> None:
-    def branching(net: nn.Module, x: Tensor) -> Tensor:
-        return net.b(net.a(x).relu()) if x.sum() > -1e9 else net.b(x)
-
-    model, x = Net(branching, **linear(8, 8, 8, 3)).double(), vectors()
-    found = symmetries.find(model, x)
-    assert len(found) == 0
-    assert "cannot be traced" in str(found)
-    with pytest.raises(SpiritlevelError, match="cannot be traced"):
-        symmetries.rescale_neurons(model, x, seed=0, low=0.5, high=2.0)
-    torch.testing.assert_close(symmetries.scale_output(model, x, 3.0)(x), 3 * model(x), rtol=1e-12, atol=0)
-
-
-def test_a_random_network_is_refused_with_the_reason() -> None:
-    model = Net(lambda n, x: n.b(n.a(x + torch.randn_like(x)).relu()), **linear(8, 6, 6, 3)).double()
-    calls = iter(range(100))
-    model.register_forward_hook(lambda module, inputs, output: output + next(calls))
-    with pytest.raises(SpiritlevelError, match="two runs of the model"):
-        symmetries.rescale_neurons(model, vectors(), seed=0, low=0.5, high=2.0)
-
-
 def test_the_other_way_of_tracing_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = built("concatenation")
     by_export = symmetries.find(model, x)
@@ -359,14 +317,6 @@ def test_the_other_way_of_tracing_finds_the_same(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.export, "export", fails)
     assert symmetries.find(model, x).symmetries == by_export.symmetries
     symmetries.rescale_neurons(model, x, seed=0, low=1e-3, high=1e3)
-
-
-def test_wrapped_networks_are_looked_through() -> None:
-    net, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double(), vectors()
-    for wrapped in (torch.compile(net), nn.DataParallel(net).cpu()):
-        assert symmetries.find(wrapped, x).free_factors("neurons") == 6
-        changed = symmetries.rescale_neurons(wrapped, x, seed=0, low=0.1, high=10.0)
-        torch.testing.assert_close(changed(x), net(x), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Losses against torch's own values, dense Hessians in float64 and decimal arithmetic of 400 digits."""
+"""Cross-entropy against torch's own values, dense Hessians and decimal arithmetic of 400 digits; sketches and names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal, localcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,53 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spiritlevel.inputs import losses as sl
-from spiritlevel.values.errors import SpiritlevelError, UsageError
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def randint(high: int, *shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def dense_hessians(loss: sl.Loss, outputs: Tensor, batch: Any) -> Tensor:
-    """Second derivative of each sample's loss in its outputs, (B, D, D), by autograd through the whole batch."""
-    samples, size = len(outputs), outputs[0].numel()
-    full = torch.func.hessian(lambda flat: loss.per_sample(flat.view_as(outputs), batch)[0])(outputs.reshape(-1))
-    full = full.view(samples, samples, size, samples, size)
-    return torch.stack([full[b, b, :, b] for b in range(samples)])
-
-
-def assembled(factor: sl.Factor) -> Tensor:
-    columns = factor.columns.reshape(*factor.signs.shape, -1)
-    return torch.einsum("kb,kbi,kbj->bij", factor.signs, columns, columns) / factor.draws
-
-
-def assert_second_derivative(loss: sl.Loss, outputs: Tensor, batch: Any, tolerance: float = 1e-12) -> None:
-    expected = dense_hessians(loss, outputs, batch)
-    scale = expected.abs().max().item()
-    factor = loss.factor(outputs, batch, limit=10_000)
-    assert factor.exact
-    assert factor.draws == 1
-    assert factor.columns.shape[1:] == outputs.shape
-    assert (assembled(factor) - expected).abs().max() <= tolerance * scale
-    vectors = randn(3, *outputs.shape, seed=7)
-    product = loss.hessian_product(outputs, batch, vectors)
-    reference = torch.einsum("bij,kbj->kbi", expected, vectors.reshape(*vectors.shape[:2], -1)).view_as(vectors)
-    assert product.shape == vectors.shape
-    assert not product.requires_grad
-    assert (product - reference).abs().max() <= 10 * tolerance * scale
-
-
-def assert_total(loss: sl.Loss, outputs: Tensor, batch: Any, expected: Tensor) -> None:
-    values, weights = loss.per_sample(outputs, batch)
-    assert values.shape == weights.shape == (len(outputs),)
-    torch.testing.assert_close((values * weights).sum() / weights.sum(), expected, rtol=1e-13, atol=0)
-
-
-WEIGHTS = (0.5, 2.0, 1.25, 0.1, 3.0)
+from spiritlevel.values.errors import UsageError
+from tests.inputs.losses.derivatives import (
+    WEIGHTS,
+    assembled,
+    assert_second_derivative,
+    assert_total,
+    focal,
+    randint,
+    randn,
+)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -280,191 +243,6 @@ def test_labels_from_dicts_and_lists() -> None:
     with pytest.raises(UsageError, match="entries label and y, and each may be its labels"):
         sl.labels_of({"y": labels + 5, "label": labels})
     assert sl.labels_of([None, labels, "extra"]) is labels
-
-
-@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 5)])
-@pytest.mark.parametrize("pos_weight", [None, 2.5, WEIGHTS])
-def test_binary_cross_entropy_is_torchs(shape: tuple[int, ...], pos_weight: Any) -> None:
-    if isinstance(pos_weight, tuple) and shape != (6, 5):
-        pos_weight = pos_weight[1:2]
-    outputs, labels = 3 * randn(*shape), randint(2, *shape)
-    loss = sl.BinaryCrossEntropy(pos_weight)
-    torch_weight = None if pos_weight is None else torch.tensor(pos_weight, dtype=torch.float64)
-    expected = F.binary_cross_entropy_with_logits(outputs, labels.double(), pos_weight=torch_weight)
-    assert_total(loss, outputs, (None, labels), expected)
-    assert_second_derivative(loss, outputs, (None, labels))
-    assert_second_derivative(loss, outputs, (None, torch.sigmoid(randn(*shape, seed=9))))
-
-
-def test_binary_cross_entropy_keeps_its_digits() -> None:
-    columns = sl.BinaryCrossEntropy().factor(torch.tensor([-700.0, 40.0]).double(), (None, torch.ones(2))).columns
-    for got, margin in zip(columns[0].square().tolist(), (700, 40)):
-        with localcontext() as context:
-            context.prec = 400
-            tail = 1 / (1 + Decimal(margin).exp())
-            assert got == pytest.approx(float(tail * (1 - tail)), rel=2e-13, abs=0)
-
-
-def test_one_logit_takes_labels_of_either_shape() -> None:
-    outputs, labels = randn(4, 1), randint(2, 4)
-    for loss in (sl.BinaryCrossEntropy(), sl.MeanSquaredError()):
-        column = loss.per_sample(outputs, (None, labels))[0]
-        torch.testing.assert_close(loss.per_sample(outputs[:, 0], (None, labels[:, None]))[0], column)
-        torch.testing.assert_close(loss.per_sample(outputs, (None, labels[:, None]))[0], column)
-
-
-@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 5), (4, 2, 3)])
-def test_mean_squared_error_is_torchs(shape: tuple[int, ...]) -> None:
-    outputs, labels = randn(*shape), randn(*shape, seed=8)
-    assert_total(sl.MeanSquaredError(), outputs, (None, labels), F.mse_loss(outputs, labels))
-    assert_second_derivative(sl.MeanSquaredError(), outputs, (None, labels))
-
-
-def test_mean_squared_error_of_classes() -> None:
-    outputs, labels = randn(6, 4), randint(4, 6)
-    expected = F.mse_loss(outputs, F.one_hot(labels, 4).double())
-    assert_total(sl.MeanSquaredError(one_hot=True), outputs, (None, labels), expected)
-    assert_second_derivative(sl.MeanSquaredError(one_hot=True), outputs, (None, labels))
-
-
-@pytest.mark.parametrize(
-    ("loss", "outputs", "labels", "words"),
-    [
-        (sl.BinaryCrossEntropy(), randn(3, 2), torch.tensor([0, 1, 0]), r"\(3,\).*\(3, 2\)"),
-        (sl.BinaryCrossEntropy(), randn(3), torch.tensor([0, 2, 0]), "label 2 at sample 1"),
-        (sl.BinaryCrossEntropy((1.0, 2.0)), randn(3, 3), torch.zeros(3, 3), "pos_weight has 2"),
-        (sl.MeanSquaredError(), randn(3, 2), torch.tensor([0, 1, 0]), "one_hot=True"),
-        (sl.MeanSquaredError(one_hot=True), randn(3, 2), torch.tensor([0, 1, 2]), "label 2 at sample 2.*2 classes"),
-        (sl.MeanSquaredError(one_hot=True), randn(3, 2), torch.zeros(3), "integer labels"),
-        (sl.NormalizedCrossEntropy(), randn(3, 2, 2), torch.tensor([0, 1, 0]), "at least two classes"),
-        (sl.NormalizedCrossEntropy(), randn(3, 2), torch.ones(3, 2), "integer class"),
-        (sl.NextToken(), randn(3, 2), torch.tensor([0, 1, 0]), r"\(B, T, C\)"),
-    ],
-)
-def test_other_losses_say_what_is_wrong(loss: sl.Loss, outputs: Tensor, labels: Tensor, words: str) -> None:
-    for call in (loss.per_sample, loss.factor):
-        with pytest.raises(UsageError, match=words):
-            call(outputs, (None, labels))
-
-
-def test_normalized_cross_entropy_is_the_paper_s() -> None:
-    outputs, labels = 4 * randn(6, 5) + 3, randint(5, 6)
-    standardised = (outputs - outputs.mean(1, keepdim=True)) / outputs.std(1, correction=0, keepdim=True)
-    assert_total(sl.NormalizedCrossEntropy(), outputs, (None, labels), F.cross_entropy(standardised, labels))
-    assert_second_derivative(sl.NormalizedCrossEntropy(), outputs, (None, labels))
-    factor = sl.NormalizedCrossEntropy().factor(outputs, (None, labels))
-    assert len(factor.columns) == 4
-    assert not factor.psd
-    assert set(factor.signs.unique().tolist()) == {-1.0, 1.0}
-    labels[3] = -100
-    assert_second_derivative(sl.NormalizedCrossEntropy(), outputs, (None, labels))
-
-
-def test_normalized_cross_entropy_has_its_floor() -> None:
-    """One logit above nine equal ones is the most confident a standardised sample of ten classes can be."""
-    outputs = torch.zeros(1, 10, dtype=torch.float64)
-    outputs[0, 3] = 1e6
-    value = sl.NormalizedCrossEntropy().per_sample(outputs, (None, torch.tensor([3])))[0].item()
-    assert value == pytest.approx(0.2784389, abs=1e-7)
-
-
-def test_normalized_cross_entropy_refuses_equal_logits() -> None:
-    outputs = randn(3, 4)
-    outputs[1] = 2.0
-    with pytest.raises(SpiritlevelError, match=r"sample 1 .*standard deviation"):
-        sl.NormalizedCrossEntropy().per_sample(outputs, (None, randint(4, 3)))
-
-
-def focal(outputs: Tensor, batch: Any) -> Tensor:
-    """A loss that is not convex in the logits."""
-    losses = F.cross_entropy(outputs.flatten(0, -2), batch[1].flatten(), reduction="none").view(batch[1].shape)
-    return (1 - torch.exp(-losses)).square() * losses
-
-
-def weighted_focal(outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-    return focal(outputs, batch), batch[2]
-
-
-def test_callable_loss() -> None:
-    outputs, labels = 2 * randn(6, 4), randint(4, 6)
-    loss = sl.CallableLoss(focal)
-    assert loss.name == "focal"
-    assert_total(loss, outputs, (None, labels), focal(outputs, (None, labels)).mean())
-    assert_second_derivative(loss, outputs, (None, labels))
-    assert loss.factor(outputs, (None, labels)).signs.min() == -1
-    positions, labels = randn(4, 3, 4), randint(4, 4, 3)
-    weights = torch.tensor([[1.0, 0.5, 0.0], [2.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 3.0]])
-    batch = (None, labels, weights.double())
-    expected = (focal(positions, batch) * weights).sum() / weights.sum()
-    assert_total(sl.CallableLoss(weighted_focal), positions, batch, expected)
-    assert_second_derivative(sl.CallableLoss(weighted_focal), positions, batch)
-
-
-def test_callable_loss_is_formed_in_float64() -> None:
-    """A confident float32 sample keeps its curvature; float32 constants inside the function are tolerated."""
-    outputs, labels = torch.tensor([[20.0, 0.0, 1.0]]), torch.tensor([0])
-
-    def plain(f: Tensor, batch: Any) -> Tensor:
-        return F.cross_entropy(f, batch[1], reduction="none")
-
-    def with_constant(f: Tensor, batch: Any) -> Tensor:
-        return plain(f @ torch.eye(3), batch)
-
-    truth = sl.softmax_impurity(outputs).item()
-    factor = sl.CallableLoss(plain).factor(outputs, (None, labels))
-    assert factor.columns.dtype == torch.float32
-    assert factor.columns.double().square().sum().item() == pytest.approx(truth, rel=1e-5, abs=0)
-    assert sl.CallableLoss(with_constant).factor(0.1 * outputs, (None, labels)).exact
-
-
-class Pair(NamedTuple):
-    inputs: Any
-    target: Tensor
-
-
-@pytest.mark.parametrize("container", ["named tuple", "list", "dict"])
-def test_callable_loss_sees_its_own_kind_of_batch(container: str) -> None:
-    outputs, target = randn(3, 4).float(), randn(3, 4, seed=2).float()
-    kinds: dict[str, tuple[Any, Callable[[Any], Tensor]]] = {
-        "named tuple": (Pair(None, target), lambda batch: batch.target),
-        "list": ([None, target], lambda batch: batch.copy()[1]),
-        "dict": ({"target": target}, lambda batch: batch["target"]),
-    }
-    batch, target_of = kinds[container]
-    loss = sl.CallableLoss(lambda f, b: F.mse_loss(f, target_of(b), reduction="none").sum(1))
-    expected = 2 * torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
-    torch.testing.assert_close(assembled(loss.factor(outputs, batch)).double(), expected, rtol=1e-6, atol=1e-6)
-    assert target_of(batch).dtype == torch.float32
-
-
-def test_callable_loss_linear_in_the_outputs_has_no_curvature() -> None:
-    loss = sl.CallableLoss(lambda f, batch: f.abs().sum(1))
-    assert loss.factor(randn(3, 4), (None,)).columns.abs().max() == 0
-    assert loss.hessian_product(randn(3, 4), (None,), randn(2, 3, 4)).abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    ("fn", "words"),
-    [
-        (lambda f, batch: F.cross_entropy(f, batch[1]), r"shape \(\) for 3 samples"),
-        (lambda f, batch: 1.0, "type float"),
-        (lambda f, batch: (f.sum(1), f), "weights"),
-        (lambda f, batch: (f.sum(1), -torch.ones(3)), "weights"),
-    ],
-)
-def test_callable_loss_refuses_what_has_no_samples(fn: Callable[..., Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        sl.CallableLoss(fn).per_sample(randn(3, 4), (None, randint(4, 3)))
-
-
-def test_callable_loss_refuses_coupled_samples_large_outputs_and_numbers() -> None:
-    batch = (None, randint(4, 3))
-    with pytest.raises(SpiritlevelError, match="couples the samples"):
-        sl.CallableLoss(lambda f, b: (f - f.mean(0)).square().sum(1)).factor(randn(3, 4), batch)
-    with pytest.raises(SpiritlevelError, match="600 outputs"):
-        sl.CallableLoss(lambda f, b: f.square().sum(1)).factor(randn(3, 600), batch)
-    with pytest.raises(SpiritlevelError, match="cannot be differentiated"):
-        sl.CallableLoss(lambda f, b: f.detach().sum(1)).factor(randn(3, 4), batch)
 
 
 @pytest.mark.parametrize(

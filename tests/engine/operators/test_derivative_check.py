@@ -1,0 +1,252 @@
+"""The check before any product: operations without a second derivative, or with a wrong one, are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+import spiritlevel as sl
+from spiritlevel.engine.operators import GGNOperator, HessianOperator
+from spiritlevel.engine.operators.derivative_check import SAMPLES, path_of
+from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.measures.reference.dense import Dense
+from spiritlevel.values.errors import SpiritlevelError
+from tests.engine.operators.material import CASES, distance, vectors
+from tests.helpers import opened
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x / 2 + x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (x + 1)
+
+
+class GraphCutting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x.detach()
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1 - torch.tanh(ctx.x) ** 2)
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise NotImplementedError("derivative for fused_tanh_backward is not implemented")
+        return gradient * (1 - torch.tanh(x) ** 2)
+
+
+class Through(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def middle(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), Through(function), nn.Linear(5, 3))
+
+
+def last(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), Through(function))
+
+
+PAIRS: Sequence[tuple[str, Any, Callable[[Tensor], Tensor], Callable[..., nn.Module]]] = [
+    ("once, middle", OnceDifferentiable.apply, lambda x: x * x / 2 + x, middle),
+    ("once, last", OnceDifferentiable.apply, lambda x: x * x / 2 + x, last),
+    ("cut, middle", GraphCutting.apply, torch.tanh, middle),
+    ("cut, last", GraphCutting.apply, torch.tanh, last),
+    ("refusing", NoSecondDerivative.apply, torch.tanh, middle),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("name", "broken", "plain", "build"), PAIRS, ids=[pair[0] for pair in PAIRS])
+def test_broken_second_derivatives_are_found_and_differences_take_over(
+    name: str, broken: Any, plain: Any, build: Any, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(3)
+    sound = build(plain).double()
+    model = build(broken).double()
+    model.load_state_dict(sound.state_dict())
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    problem = opened(model.to(dtype), (x, y), batch_size=12)
+    dense, block = Dense(opened(sound, (x, y))), vectors(problem)
+    hessian = HessianOperator(problem)
+    found = hessian @ block
+    assert hessian.path.hessian == "finite differences"
+    assert "finite differences of gradients, radius" in hessian.path.label
+    assert hessian.path.converged
+    assert any("finite differences of gradients" in note for note in problem.notes)
+    assert distance(found, dense.hessian @ block.double()) < (1e-3 if dtype == torch.float32 else 1e-8)
+    assert distance(GGNOperator(problem) @ block, dense.ggn @ block.double()) < (
+        1e-3 if dtype == torch.float32 else 1e-8
+    )
+    if dtype == torch.float32 or name not in ("once, last", "cut, middle"):
+        return  # the measures are made of these products; two cases show that they say so
+    report = sl.measure(problem, ["hessian_trace", "hessian_top_eigenvalue", "fisher_rao_norm"], tolerance=0.2)
+    top = report["hessian_top_eigenvalue"]
+    exact = torch.linalg.eigvalsh(dense.hessian)
+    assert abs(top.value - float(exact[-1])) <= top.details["residual"] + 1e-6
+    assert "finite differences" in top.details["path"]
+    trace = report["hessian_trace"]
+    assert trace.how == "estimated"
+    assert abs(trace.value - float(exact.sum())) < 5 * trace.stderr + 1e-3 * abs(float(exact.sum()))
+    sound_report = sl.measure(opened(sound, (x, y)), "fisher_rao_norm")
+    assert float(report["fisher_rao_norm"]) == pytest.approx(float(sound_report["fisher_rao_norm"]), rel=1e-3)
+
+
+def test_differences_whose_two_steps_disagree_say_not_converged() -> None:
+    class Rough(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x + 1e-4 * torch.sin(3e3 * x)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * (1 + 0.3 * torch.cos(3e3 * x))
+
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    problem = opened(middle(Rough.apply), (x, y))
+    found = sl.eigenvalues(problem)
+    assert found.status == "budget_spent"
+    assert "not converged" in found.reason
+    assert "not converged" in found.path
+    row = sl.measure(problem, "hessian_top_eigenvalue")["hessian_top_eigenvalue"]
+    assert row.status == "budget_spent"
+    assert "not converged" in row.reason
+
+
+def test_a_gradient_that_is_not_the_derivative_is_refused() -> None:
+    class StraightThrough(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (torch.round(4 * x) / 4 - x).detach()
+
+    model = nn.Sequential(nn.Linear(4, 5), StraightThrough(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    problem = opened(model, (x, y))
+    for _ in range(2):  # and again, not only the first time
+        with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
+            HessianOperator(problem) @ vectors(problem)
+    for again in (problem, opened(model, (x, y))):  # also where nothing was looked at before
+        report = sl.measure(again, ["hessian_trace", "hessian_top_eigenvalue"])
+        assert {row.status for row in report.values()} == {"not_applicable"}
+    with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
+        sl.per_sample(opened(model, (x, y)), "hessian_trace")
+    constant = opened(nn.Sequential(nn.Linear(4, 3), Through(lambda z: z.detach())).double(), (x, y))
+    with pytest.raises(SpiritlevelError, match="does not depend on the chosen parameters"):
+        HessianOperator(constant) @ vectors(constant)
+
+
+class Rms32(nn.Module):
+    """A normalisation that works in float32 whatever it is given, as language models' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 1, 4)).permute(2, 0, 3, 1, 4)
+        return self.head(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0].mean(1))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (FusedAttention, (3, 4)),
+        (Lstm, (3, 4)),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), (4,)),
+        (lambda: nn.Sequential(nn.Linear(4, 5), Rms32(), nn.SiLU(), nn.Linear(5, 3)), (4,)),
+        (lambda: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), (4,)),
+    ],
+    ids=["fused attention", "lstm", "layer norm", "float32 inside", "relu"],
+)
+def test_common_operations_pass_the_check(build: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    model = build().to(dtype)
+    x, y = torch.randn(12, *shape, dtype=dtype), torch.randint(0, 3, (12,))
+    problem = opened(model, (x, y), batch_size=5)
+    block = vectors(problem)
+    product = HessianOperator(problem) @ block
+    assert path_of(problem).label == "double backward"
+    assert not problem.notes
+    assert distance(product, Dense(problem).hessian @ block.double()) < (2e-5 if dtype == torch.float32 else 2e-6)
+
+
+def test_the_check_is_cheap_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["tanh"].opened(count=40, batch_size=40)
+    calls: list[int] = []
+    forward = type(problem).outputs
+
+    def counted(self: OpenProblem, content: Any, parameters: Any = None) -> Tensor:
+        calls.append(len(content[0]))
+        return forward(self, content, parameters)
+
+    problem.survey  # noqa: B018
+    monkeypatch.setattr(OpenProblem, "outputs", counted)
+    path_of(problem)
+    assert len(calls) == 5  # the product, and differences at two steps
+    assert max(calls) <= SAMPLES  # of a few samples
+    path_of(problem)
+    assert len(calls) == 5
+
+
+def test_near_interpolation_the_check_still_sees() -> None:
+    torch.manual_seed(0)
+    for function, trusted in ((torch.tanh, True), (GraphCutting.apply, False)):
+        model = middle(function).double()
+        with torch.no_grad():
+            model[2].weight.mul_(5000)  # every sample far on its side: the loss and its derivatives are nearly 0
+        x = torch.randn(20, 4, dtype=torch.float64)
+        problem = opened(model, (x, model(x).argmax(1)))
+        assert problem.survey.loss < 1e-3
+        assert path_of(problem).differences is not trusted
