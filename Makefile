@@ -28,7 +28,7 @@ demo: $(STAMP)
 lint: $(TESTS)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 types: $(TESTS)
 	$(BIN)/mypy
