@@ -118,7 +118,7 @@ class Blocks:
                 seed=self.seed,
                 tolerance=self.tolerance,
                 maximum=self.maximum_probes,
-                subtract_ggn=not self.coupled,
+                of="hessian" if self.coupled else "remainder",
             )
         return self._forms[kind]
 

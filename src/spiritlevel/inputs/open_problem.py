@@ -62,7 +62,7 @@ class OpenProblem(ChosenParameters):
         self.progress: ProgressHook | None = None
         self.known_survey: Survey | None = None  # until the first sweep
         self.watch = Watch()
-        self.vetted: dict[int, bool] = {}  # batches whose samples' derivatives were checked one by one; True: both
+        self.vetted: dict[int, int] = {}  # order up to which all samples' derivatives of a batch were checked
         self.derivatives: Any = None  # how products are made, once a derivative was checked; or why there are none
         self.gradient_is_true = False  # the cheaper half of that check
         self.graph_bytes: tuple[int, int] | None = None  # of the first batch's retained graph, and number of batches

@@ -57,7 +57,7 @@ class RetainedGraph:
         with LinearConvolutions(), PiecewiseLinear():
             self.outputs = problem.outputs(batch.content, own)
         graph = look_at(self.outputs)
-        vet(problem, batch, graph, curvature=self._differentiates_twice())
+        vet(problem, batch, graph, order=2 if self._differentiates_twice() else 1)
         losses, weights = problem.loss.per_sample(self.outputs, batch.content)
         problem.agrees(batch, losses)
         self.shares = weights.detach() / problem.survey.total_weight

@@ -10,6 +10,7 @@ parameters and one next to them, and must agree so closely that one sample's par
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,19 +31,18 @@ BLURRED, BLURRED_OTHERWISE = 0.1, 100.0
 FURTHER = 1e4
 
 
-def vet(problem: OpenProblem, batch: Batch, graph: Graph, *, curvature: bool) -> None:
+def vet(problem: OpenProblem, batch: Batch, graph: Graph, *, order: Literal[1, 2]) -> None:
     """Refuse a batch in which autograd is wrong for any sample, where its graph leaves that open.
 
-    ``curvature``: second derivatives are wanted too.  A batch is looked at once.
+    ``order``: of the derivatives that are wanted.  A batch is looked at once.
     """
     if not graph.before_custom and not problem.watch.values_left_the_graph:
         return
-    known = problem.vetted.get(batch.start)
-    if known is not None and (known or not curvature):
+    if problem.vetted.get(batch.start, 0) >= order:
         return
     for dtype in dict.fromkeys((torch.float64, problem.dtype)):
         try:
-            found = (_Combination(problem, batch, dtype, d).what_is_wrong(curvature) for d in (AWAY, CLOSE_BY))
+            found = (_Combination(problem, batch, dtype, d).what_is_wrong(order) for d in (AWAY, CLOSE_BY))
             wrong = next(filter(None, found), "")
         except (RuntimeError, TypeError, NotImplementedError) as error:
             if dtype == problem.dtype:
@@ -58,7 +58,7 @@ def vet(problem: OpenProblem, batch: Batch, graph: Graph, *, curvature: bool) ->
                 "the network without that operation"
             )
         break
-    problem.vetted[batch.start] = curvature
+    problem.vetted[batch.start] = order
 
 
 class _Combination:
@@ -71,17 +71,17 @@ class _Combination:
         self.mixture: Tensor | None = None
         self._generator = seeded_generator(problem.seed, 9)
 
-    def what_is_wrong(self, curvature: bool) -> str:
+    def what_is_wrong(self, order: Literal[1, 2]) -> str:
         """Return which derivative no step of a difference agrees with, in words; empty where all is well."""
         self._balance()
-        _, sizes, slope, bend = self._derivatives(0.0, curvature)
+        _, sizes, slope, bend = self._derivatives(0.0, order)
         plain = self.dtype == torch.float64 and not self.at.in_part
         close, blurred = (CLOSE, BLURRED) if plain else (CLOSE_OTHERWISE, BLURRED_OTHERWISE)
         slope_agrees, bend_agrees, bend_refuted, decided = False, bend is None, False, False
         rounding = ROUNDINGS * torch.finfo(self.dtype).eps
         before: tuple[float, float, float] | None = None  # what the step before gave, and how it was rounded
         for step in STEPS[self.dtype]:
-            ahead, behind = (self._derivatives(size, False) for size in (step, -step))
+            ahead, behind = (self._derivatives(size, 1) for size in (step, -step))
             by_sample = (ahead[0] - behind[0]) / (2 * step)
             first, second = float(by_sample.sum()), (ahead[2] - behind[2]) / (2 * step)
             total, blur = float(by_sample.abs().sum()), rounding * float(sizes.sum()) / step
@@ -109,7 +109,7 @@ class _Combination:
 
     def _balance(self) -> None:
         """Let every tensor's part of the slope be of about one size, and all of one sign: they may not cancel."""
-        gradient, _, _ = self._gradient(0.0, False)
+        gradient, _, _ = self._gradient(0.0, 1)
         direction = self.at.direction
         parts = {name: _along([part], [direction[name]]) for name, part in zip(direction, gradient)}
         largest = max(map(abs, parts.values()), default=0.0)
@@ -117,13 +117,13 @@ class _Combination:
             if part != 0:  # one that takes no gradient at all moves as it is
                 direction[name] *= math.copysign(min(largest / abs(part), FURTHER), part)
 
-    def _derivatives(self, step: float, curvature: bool) -> tuple[Tensor, Tensor, float, float | None]:
+    def _derivatives(self, step: float, order: Literal[1, 2]) -> tuple[Tensor, Tensor, float, float | None]:
         """Return each sample's part, the size of what it is made of, and the sum's derivatives along the direction."""
-        gradient, parts, bend = self._gradient(step, curvature)
+        gradient, parts, bend = self._gradient(step, order)
         slope = _along(gradient, list(self.at.direction.values()))
         return parts.sum(1), parts.abs().sum(1), slope, bend
 
-    def _gradient(self, step: float, curvature: bool) -> tuple[list[Tensor], Tensor, float | None]:
+    def _gradient(self, step: float, order: Literal[1, 2]) -> tuple[list[Tensor], Tensor, float | None]:
         """Return the gradient of the combination, its parts (B, ...) and, where asked for, its second derivative."""
         leaves = self.at.leaves(step)
         outputs = self.at.outputs(self.content, leaves)
@@ -133,8 +133,8 @@ class _Combination:
         parts = (self.mixture * outputs).reshape(len(outputs), -1)
         tensors, direction = list(leaves.values()), list(self.at.direction.values())
         total, bend = parts.sum(), None
-        gradient = gradient_graph(total, tensors) if curvature else _plain_gradient(total, tensors)
-        if curvature:
+        gradient = gradient_graph(total, tensors) if order == 2 else _plain_gradient(total, tensors)
+        if order == 2:
             bent = hessian_vectors(gradient, tensors, [part[None] for part in direction])
             bend = _along([part[0] for part in bent], direction)
         filled = [torch.zeros_like(t) if g is None else g.detach() for g, t in zip(gradient, tensors)]

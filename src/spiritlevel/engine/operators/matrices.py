@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,14 +26,14 @@ class Operator:
         problem: Measurable,
         names: Sequence[str],
         *,
-        ggn: bool,
+        of: Literal["hessian", "ggn"],
         strategy: Strategy = "auto",
         keep_graphs: bool | None = False,
         whole_batches: bool = False,
     ) -> None:
         self.problem = open_problem(problem)
         self.names = list(names)
-        self._ggn = ggn
+        self._of: Literal["hessian", "ggn"] = of
         self.products = Products(
             self.problem, self.names, strategy=strategy, keep_graphs=keep_graphs, whole_batches=whole_batches
         )
@@ -64,8 +65,7 @@ class Operator:
 
     def matvec(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K) in its own dtype; sums over batches are taken in float64."""
-        by_hessian, by_ggn = self.products.multiply(self.split(block), hessian=not self._ggn, ggn=self._ggn)
-        return self.join(by_ggn if self._ggn else by_hessian).to(block.dtype)
+        return self.join(self.products.multiply(self.split(block), self._of)).to(block.dtype)
 
     def split(self, block: Tensor) -> dict[str, Tensor]:
         """Return the columns of a block (P, K) by parameter, (K, *shape)."""
@@ -84,14 +84,14 @@ class HessianOperator(Operator):
     """The Hessian of the mean loss over all chosen parameters."""
 
     def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
-        super().__init__(problem, problem.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs)
+        super().__init__(problem, problem.parameters, of="hessian", strategy=strategy, keep_graphs=keep_graphs)
 
 
 class GGNOperator(Operator):
     """The Gauss–Newton matrix of the mean loss over all chosen parameters."""
 
     def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
-        super().__init__(problem, problem.parameters, ggn=True, strategy=strategy, keep_graphs=keep_graphs)
+        super().__init__(problem, problem.parameters, of="ggn", strategy=strategy, keep_graphs=keep_graphs)
 
 
 class LayerBlock(Operator):
@@ -109,7 +109,7 @@ class LayerBlock(Operator):
         unknown = [name for name in names if name not in problem.chosen_parameters]
         if unknown:
             raise UsageError(f"no parameter is named {unknown[0]!r} among those of the problem")
-        super().__init__(problem, names, ggn=ggn, strategy=strategy, keep_graphs=keep_graphs)
+        super().__init__(problem, names, of="ggn" if ggn else "hessian", strategy=strategy, keep_graphs=keep_graphs)
 
 
 class VarianceOperator(Operator):
@@ -121,12 +121,14 @@ class VarianceOperator(Operator):
 
     def __init__(self, problem: Measurable, *, strategy: Strategy = "auto", keep_graphs: bool | None = False) -> None:
         own = open_problem(problem).in_own_batches()
-        super().__init__(own, own.parameters, ggn=False, strategy=strategy, keep_graphs=keep_graphs, whole_batches=True)
+        super().__init__(
+            own, own.parameters, of="hessian", strategy=strategy, keep_graphs=keep_graphs, whole_batches=True
+        )
 
     def matvec(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K): three products with the Hessian of every batch."""
         vectors = self.split(block)
-        mean, _ = self.products.multiply(vectors, what="mean over batches")
+        mean = self.products.multiply(vectors, what="mean over batches")
         blocks, count = self.products.blocks(vectors)
         total = [torch.zeros_like(part, dtype=torch.float64) for part in blocks]
         for part in self.products.sweep(count, "variance over batches"):

@@ -25,6 +25,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import UsageError
 
 Vectors = Mapping[str, Tensor]  # parameter name -> (K, *shape)
+Matrix = Literal["hessian", "ggn", "remainder"]
 Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite differences"]
 # A strategy's products on a few samples must agree with the looped one's to this many parts of its length.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -135,10 +136,9 @@ class Products:
             if batch.start + batch.count > first:
                 yield from (piece for piece in self._pieces(batch, self._width) if piece.start >= first)
 
-    def multiply(
-        self, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (H v, G v) restricted to these parameters, summed over batches in float64."""
+    def multiply(self, vectors: Vectors, of: Matrix = "hessian", *, what: str = "products") -> dict[str, Tensor]:
+        """Return the product with a matrix restricted to these parameters, summed over batches in float64."""
+        hessian, ggn = of != "ggn", of != "hessian"  # the remainder takes both, from one sweep
         with self.problem.session():  # what is made here is of no use where inference mode is on
             blocks, count = self.blocks(vectors)
             total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
@@ -152,7 +152,9 @@ class Products:
             self.problem.spent["hessian product"] += count
         if ggn:
             self.problem.spent["ggn product"] += count
-        return dict(zip(self.names, total_h)), dict(zip(self.names, total_g))
+        if of == "remainder":
+            return {name: h - g for name, h, g in zip(self.names, total_h, total_g)}
+        return dict(zip(self.names, total_h or total_g))
 
     def blocks(self, vectors: Vectors) -> tuple[list[Tensor], int]:
         """Return the vectors as blocks in the parameters' dtype and order, and how many they are."""
@@ -256,11 +258,9 @@ class Products:
             return self._compiled(*arguments)
 
 
-def sweep_products(
-    problem: OpenProblem, vectors: Vectors, *, hessian: bool = True, ggn: bool = False, what: str = "products"
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return (H v, G v) for vectors over some parameters, restricted to these parameters; one sweep over the data."""
-    return Products(problem, list(vectors)).multiply(vectors, hessian=hessian, ggn=ggn, what=what)
+def sweep_products(problem: OpenProblem, vectors: Vectors, of: Matrix, *, what: str = "products") -> dict[str, Tensor]:
+    """Return products for vectors over some parameters, restricted to these parameters; one sweep over the data."""
+    return Products(problem, list(vectors)).multiply(vectors, of, what=what)
 
 
 def retained(problem: OpenProblem, batch: Batch) -> RetainedGraph:

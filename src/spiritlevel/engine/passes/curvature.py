@@ -160,7 +160,7 @@ class _CurvaturePass:
         graph = look_at(outputs)
         if self.ahead and problem.watch.values_left_the_graph:
             raise WrongGuess
-        vet(problem, batch, graph, curvature=False)
+        vet(problem, batch, graph, order=1)
         recorder.stop_after_poolings(graph)
         seen = _Seen(batch, outputs, recorder, factor, graph)
         if not self.ahead:

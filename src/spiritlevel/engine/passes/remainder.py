@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ def sample_remainder(
     seed: int,
     tolerance: float,
     maximum: int,
-    subtract_ggn: bool,
+    of: Literal["remainder", "hessian"],
     minimum: int = 2 * BLOCK,
 ) -> SampledForm:
     """Sample a quadratic form of R over ``names`` until its sums are known to ``tolerance`` of their own value.
@@ -100,7 +101,7 @@ def sample_remainder(
     Parts that are kept are known, in norm, to the same tolerance.
 
     ``base`` holds the Gauss–Newton part of each parameter, entry by entry where ``keep_parts``: the tolerance refers to
-    what is reported, that part with R added.  With ``subtract_ggn`` False the form is of H itself.
+    what is reported, that part with R added.  Where there is no such part the form is ``of`` H itself.
     """
     assert kind in KINDS, kind
     probe_of = _probe_maker(problem, names, kind, seed)
@@ -118,15 +119,14 @@ def sample_remainder(
     groups = [(own, form.layers[layer]) for layer, own in layers.items()]
     groups += [([name], form.sums[name]) for name in names if name in weights]
     if kind == "whole":
-        return _whole_weights(problem, form, layers, probe_of(0, 1), subtract_ggn)
+        return _whole_weights(problem, form, layers, probe_of(0, 1), of)
     while form.probes < maximum:
         count = min(BLOCK, maximum - form.probes)
         vectors = probe_of(form.probes, count)
-        by_hessian, by_ggn = sweep_products(problem, vectors, ggn=subtract_ggn, what=f"sampling the remainder ({kind})")
+        products = sweep_products(problem, vectors, of, what=f"sampling the remainder ({kind})")
         totals = {}
         for name, vector in vectors.items():
-            product = by_hessian[name] - by_ggn[name] if subtract_ggn else by_hessian[name]
-            parts = reduce(name, vector.double() * product)
+            parts = reduce(name, vector.double() * products[name])
             totals[name] = parts.reshape(count, -1).sum(1).cpu()
             form.sums[name].add(totals[name])
             if keep_parts:
@@ -143,7 +143,11 @@ def sample_remainder(
 
 
 def _whole_weights(
-    problem: OpenProblem, form: SampledForm, layers: Mapping[str, list[str]], weights: Mapping[str, Tensor], ggn: bool
+    problem: OpenProblem,
+    form: SampledForm,
+    layers: Mapping[str, list[str]],
+    weights: Mapping[str, Tensor],
+    of: Literal["remainder", "hessian"],
 ) -> SampledForm:
     """Fill in wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
     names = list(weights)
@@ -153,10 +157,9 @@ def _whole_weights(
             name: torch.cat([weight if one == name else torch.zeros_like(weight) for one in some])
             for name, weight in weights.items()
         }
-        by_hessian, by_ggn = sweep_products(problem, vectors, ggn=ggn, what="forms of whole weights")
+        products = sweep_products(problem, vectors, of, what="forms of whole weights")
         for k, name in enumerate(some):
-            product = by_hessian[name][k] - by_ggn[name][k] if ggn else by_hessian[name][k]
-            value = (vectors[name][k].double() * product).sum().cpu()
+            value = (vectors[name][k].double() * products[name][k]).sum().cpu()
             form.sums[name].add(value.expand(2))  # both halves know it
     for layer, own in layers.items():
         form.layers[layer].add(torch.stack([form.sums[name].mean for name in own]).sum().expand(2))
