@@ -39,7 +39,7 @@ def layer_tops(device: torch.device, samples: int) -> Work:
         return float(np.max(np.abs(np.asarray(found, dtype=float) / exact - 1)))
 
     def ours() -> list[float]:
-        problem = sl.Problem(model, data)
+        problem = open_problem(sl.Problem(model, data))
         return [estimate.value for estimate in top_eigenvalues(problem, problem.weights, tolerance=TOLERANCE).values()]
 
     contenders = [Contender("Spiritlevel", ours, error, f"from one graph, to a residual of {TOLERANCE:g}")]

@@ -15,6 +15,7 @@ import spiritlevel as sl
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import __main__ as entry
 from benchmarks import growth, tables
 from benchmarks.exact import PlainHessian, diagonals, distance, gradient_pass
 from benchmarks.measure_works import descend, from_one_pass
@@ -175,3 +176,13 @@ def test_measures_from_one_pass_leave_out_products_and_searches():
     names = from_one_pass()
     assert "normalized_sharpness" in names
     assert not {"hessian_top_eigenvalue", "hessian_frobenius", "keskar_sharpness"} & set(names)
+
+
+@pytest.mark.parametrize("name", ["layer_tops", "top_five", "density", "sample_traces_fcnbn"])
+def test_our_own_way_runs_and_is_right(name, monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.installed", lambda peer: False)
+    sizes = {**entry.QUICK, "layers": 8, "top": 8, "density": 8, "fcnbn": 8}
+    work = entry.works(torch.device("cpu"), sizes)[name]()
+    for contender in work.contenders[:2]:  # ours, and the same without its checks
+        if contender.name.startswith("Spiritlevel"):
+            assert contender.error(contender.run()) < 0.05
