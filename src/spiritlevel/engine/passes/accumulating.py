@@ -7,6 +7,7 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -204,7 +205,7 @@ class Accumulators:
 
         Coefficients (K, b) belong to each column, or (1, b) to all of them together.
         """
-        norms = torch.empty_like(coefficients)
+        norms = torch.full_like(coefficients, math.nan)  # what no chunk wrote may not pass for a number
         for part, some in gradients.chunks(self.chunk_numbers):
             norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
             if self.wants:
