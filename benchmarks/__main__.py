@@ -15,7 +15,7 @@ from benchmarks import curvature_works, growth, measure_works, peers, spectral_w
 from benchmarks.machine import describe, gain_of_threads
 from benchmarks.timing import Work, measure
 
-# Samples of each work.  A GPU gets data worth its while, and no peer to wait for.
+# Samples of each work.  A GPU gets data worth its while.
 FULL = {
     "trace": 1024, "probes": 20, "lenet5": 2048, "fcnbn": 1024, "resnet18": 128, "peer_samples": 24, "layers": 256,
     "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 10_000,

@@ -22,7 +22,8 @@ from spiritlevel.inputs.open_problem import OpenProblem, open_problem
 
 GOAL = 0.01
 CHECKED = 2048  # samples whose exact traces are known
-BACKPACK_BATCHES = (8, 16, 32, 64, 128, 256, 512)
+# Among which a peer's best is chosen; a GPU is not waited for at sizes that leave it idle.
+PEER_BATCHES = {"cpu": (8, 16, 32, 64, 128, 256, 512), "cuda": (256, 1024, 4096)}
 ROUNDS = 3  # of settings among which a peer's best is chosen
 
 
@@ -38,14 +39,14 @@ def trace_and_diagonal(device: torch.device, samples: int, probes: int) -> Work:
     contenders = [Contender("Spiritlevel", ours, lambda d: relative(d, exact), "exact; trace and diagonal in one pass")]
     if peers.installed("backpack"):
         extended = peers.BackPack(model, data)
-        sizes = [size for size in BACKPACK_BATCHES if size <= samples]
+        sizes = [size for size in PEER_BATCHES[device.type] if size <= samples]
         by_size = {f"batches of {b}": functools.partial(extended.diagonal, b) for b in sizes}
         name, run = best_setting(by_size, device, rounds=ROUNDS)
         contenders.append(
             Contender("BackPACK DiagGGNExact", run, lambda d: relative(d, exact), f"exact for this network; {name}")
         )
     if peers.installed("nngeometry"):
-        sizes = [size for size in BACKPACK_BATCHES if size <= samples]
+        sizes = [size for size in PEER_BATCHES[device.type] if size <= samples]
         by_size = {f"batches of {b}": functools.partial(peers.nngeometry_diagonal, model, data, b) for b in sizes}
         name, run = best_setting(by_size, device, rounds=ROUNDS)
         contenders.append(Contender("nngeometry FIM diagonal", run, lambda d: relative(d, exact), name))
@@ -164,7 +165,7 @@ def sample_traces(
         convert = name == "resnet18"
         try:
             extended = peers.BackPack(model, data, convert=convert)
-            sizes = [b for b in BACKPACK_BATCHES if b <= samples]
+            sizes = [b for b in PEER_BATCHES[device.type] if b <= samples]
             by_size = {f"batches of {b}": functools.partial(extended.sample_traces, b) for b in sizes}
             best, run = best_setting(by_size, device, rounds=ROUNDS)
             contenders.append(
