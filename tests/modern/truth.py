@@ -160,11 +160,11 @@ def _truth(trained: Trained, count: int) -> Truth:
 
 
 def _one_label(written: Written) -> bool:
-    """Whether outputs are class scores (B, C) with one label a sample."""
-    if written.network.loss != "cross_entropy":
-        return False
-    labels = written.batch["labels"] if isinstance(written.batch, dict) else written.batch[1]
-    return labels.dim() == 1
+    """Whether outputs are class scores (B, C) with one whole number for a label."""
+    one = written.part(0, 1)
+    labels = one.get("labels") if isinstance(one, dict) else one[1]
+    scores = outputs_of(written.model, one)
+    return scores.dim() == 2 and labels is not None and labels.dim() == 1 and not labels.is_floating_point()
 
 
 def _fingerprint(trained: Trained) -> str:
