@@ -99,6 +99,13 @@ def mapped(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     return tuple(mapped(value, function) for value in batch)
 
 
+def count_in(batch: Batch) -> int:
+    """How many samples a batch holds."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+    return len(batch)
+
+
 def outputs_of(model: Callable[..., Any], batch: Batch) -> Any:
     """Call a network as its own training would: a dict's entries by name, without the labels."""
     if isinstance(batch, Mapping):

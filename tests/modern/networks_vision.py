@@ -278,8 +278,8 @@ class UNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inc, self.down = double_conv(1, 4), double_conv(4, 6)
-        self.pool, self.up = nn.MaxPool2d(2), nn.ConvTranspose2d(6, 4, 2, stride=2)
+        self.inc, self.down = double_conv(1, 4), double_conv(4, 4)
+        self.pool, self.up = nn.MaxPool2d(2), nn.ConvTranspose2d(4, 4, 2, stride=2)
         self.out, self.outc = double_conv(8, 4), nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

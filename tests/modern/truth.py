@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spiritlevel.measures.reference import Dense, curvature, margins, normalized
-from tests.modern.network import POOL, Batch, Trained, mapped, outputs_of
+from tests.modern.network import POOL, Batch, Trained, count_in, mapped, outputs_of
 
 CHUNK = 256  # samples whose graph is held at one time
-ROWS = 64  # of the Hessian, found at one time
+AT_ONCE = 1024  # rows of the Hessian times samples, found at one time
 SAMPLED = 3  # samples whose own trace is written out
 
 FORMULAS: dict[str, Callable[[Dense], float]] = {
@@ -99,9 +99,10 @@ class Written:
         theta = self.theta.clone().requires_grad_()
         (slope,) = torch.autograd.grad(self.total(theta, batch)[0], theta, create_graph=True)
         rows = torch.eye(len(theta), dtype=torch.float64)
+        together = max(1, AT_ONCE // count_in(batch))
         try:
             options = {"retain_graph": True, "is_grads_batched": True}
-            found = torch.cat([torch.autograd.grad(slope, theta, part, **options)[0] for part in rows.split(ROWS)])
+            found = torch.cat([torch.autograd.grad(slope, theta, part, **options)[0] for part in rows.split(together)])
         except RuntimeError:  # torch cannot derive a group normalisation twice for several vectors
             return torch.stack([torch.autograd.grad(entry, theta, retain_graph=True)[0] for entry in slope])
         (alone,) = torch.autograd.grad(slope, theta, rows.sum(0), retain_graph=True)
