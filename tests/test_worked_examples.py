@@ -185,9 +185,9 @@ def test_the_measure_keeps_its_claims(measure: Measure, symmetry: str) -> None:
 
 
 def test_the_largest_of_sampled_traces_is_not_too_large_on_average(measure: Measure) -> None:
-    """The maximum itself, called exact, was 5.085 where 4.880 is true."""
+    """The maximum of sampled traces itself is."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).double()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     data = torch.randn(30, 4).double() * 1.5, torch.arange(30) % 3
     truth = float(max(Dense(sl.Problem(model, data)).sample_hessian(i).trace() for i in range(30)))
     naive, found = [], []

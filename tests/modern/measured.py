@@ -55,7 +55,13 @@ def measured(
     with torch.no_grad():
         shape = tuple(outputs_of(trained.model, network.data(1)).shape[1:])
     found = Measured(
-        network.name, truth.parameters, shape, (trained.before, trained.after), count, gradient_cost(trained, problem), truth
+        network.name,
+        truth.parameters,
+        shape,
+        (trained.before, trained.after),
+        count,
+        gradient_cost(trained, problem),
+        truth,
     )
     try:
         for seed in range(seeds):

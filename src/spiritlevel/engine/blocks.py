@@ -11,16 +11,17 @@ from torch import Tensor
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
-from spiritlevel.engine.passes.remainder import SampledForm, sample_remainder, sample_trace_remainders
+from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
+from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
+from spiritlevel.engine.remainder import Remainder
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Status, at_least_rounding
 
 TOLERANCE = 0.05
-MAXIMUM_PROBES = 512
+BUDGET = 100.0  # gradients' worth of sampling
 SAMPLE_PROBES = 32
-_KIND_OF = {"rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed", "diagonal": "entries"}
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ class Blocks:
         *,
         seed: int = 0,
         tolerance: float = TOLERANCE,
-        maximum_probes: int = MAXIMUM_PROBES,
+        budget: float = BUDGET,
     ) -> None:
         self.problem = problem
         self.wants = wants
         self.seed = seed
         self.tolerance = tolerance
-        self.maximum_probes = maximum_probes
+        self.budget = budget
         sweep_wants = (wants - {"whole", "fisher"}) | ({"rows"} if "whole" in wants else set())
         # Samples that influence each other have no factor pass; everything about them is sampled.
         self.sums: CurvatureSums | None = curvature_sweep(
@@ -91,7 +92,8 @@ class Blocks:
             if not self.exact_layers[name]
             for full in layer.parameters.values()
         ]
-        self._forms: dict[str, SampledForm] = {}
+        self.asked: set[Kind] = set()  # kinds of forms that were asked for since somebody last looked
+        self._remainder: Remainder | None = None  # until it is first asked for
 
     # --- pieces --------------------------------------------------------------------------------------------------
 
@@ -100,7 +102,23 @@ class Blocks:
         """Whether every layer's block is exact, to rounding."""
         return self.sums is not None and self.sums.exact_columns and all(self.exact_layers.values())
 
-    def _form(self, kind: str) -> SampledForm | None:
+    @property
+    def remainder(self) -> Remainder:
+        """What is left of the Hessian in the layers that are not exact."""
+        if self._remainder is None:
+            open_layers = [name for name in self.problem.layers if not self.exact_layers[name]]
+            by_rule = set() if self.sums is None else self.sums.by_rule
+            known = [name for name in open_layers if name in by_rule]
+            others = [
+                full
+                for name in open_layers
+                if name not in by_rule
+                for full in self.problem.layers[name].parameters.values()
+            ]
+            self._remainder = Remainder(self.problem, known, others, self.wants, seed=self.seed, budget=self.budget)
+        return self._remainder
+
+    def _form(self, kind: Kind) -> SampledForm | None:
         """Return the sampled remainder of a kind of form, sampling it on first use; None where nothing needs it."""
         names = self.sampled_names
         if kind != "entries":
@@ -108,21 +126,24 @@ class Blocks:
             names = [name for name in names if name in weights]
         if not names:
             return None
-        if kind not in self._forms:
-            self._forms[kind] = sample_remainder(
-                self.problem,
-                names,
-                kind,
-                base={name: self._base(name, kind).mean(0) for name in names},
-                keep_parts=kind in ("rows", "columns") or (kind == "entries" and "diagonal" in self.wants),
-                seed=self.seed,
-                tolerance=self.tolerance,
-                maximum=self.maximum_probes,
-                of="hessian" if self.coupled else "remainder",
-            )
-        return self._forms[kind]
+        self.asked.add(kind)
+        return self.remainder.form(kind)
 
-    def _base(self, full: str, kind: str) -> Tensor:
+    def improve(self, estimate: Estimate) -> bool:
+        """Sample more for a value made of what was asked for since the last look; False where there is no need or way.
+
+        The tolerance concerns this value alone: layers, entries and samples carry errors of their own.
+        """
+        asked, self.asked = self.asked, set()
+        if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent") or not asked:
+            return False
+        allowed = self.tolerance * abs(estimate.value)
+        if estimate.stderr <= max(allowed, NEGLIGIBLE):
+            return False
+        ratio = (estimate.stderr / allowed) ** 2 if allowed > 0 else math.inf
+        return self.remainder.improve(ratio, asked)
+
+    def _base(self, full: str, kind: Kind) -> Tensor:
         """Return the Gauss–Newton part with its folds first, (F, ...)."""
         if self.sums is None:
             return torch.zeros((1, *self._shape(full, kind)), dtype=torch.float64)
@@ -140,7 +161,7 @@ class Blocks:
             )
         return found.cpu()
 
-    def _shape(self, full: str, kind: str) -> tuple[int, ...]:
+    def _shape(self, full: str, kind: Kind) -> tuple[int, ...]:
         tensor = self.problem.chosen_parameters[full]
         if kind == "entries":
             return tuple(tensor.shape) if "diagonal" in self.wants else ()
@@ -148,17 +169,19 @@ class Blocks:
         groups, outputs, inputs, _ = matrix_shape(module, tensor)
         return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
 
-    def _labels(self, layers: list[str], kind: str) -> tuple[How, bool, Status, str]:
+    def _labels(self, layers: list[str], kind: Kind) -> tuple[How, bool, Status, str]:
         """Say how a value over some layers was obtained; whether its error is small enough, `judged` says."""
         exact_columns = self.sums is not None and self.sums.exact_columns
         if exact_columns and all(self.exact_layers[name] for name in layers):
             return "exact", True, "ok", ""
-        if kind not in self._forms:
+        if self._remainder is None or not set(layers) & self._remainder.layers_of_others:
             return "estimated", False, "ok", ""
         path = path_of(self.problem)
         # The form of a whole weight is one product, which leaves nothing to sample.
-        nothing_sampled = kind == "whole" and (self.sums is None or exact_columns) and not path.differences
-        return "exact" if nothing_sampled else "estimated", False, *path.verdict()
+        products_alone = kind == "whole" or self._remainder.others.written_out
+        sampled = set(layers) & set(self._remainder.operations.layers)
+        nothing_sampled = products_alone and not sampled and (self.sums is None or exact_columns)
+        return "exact" if nothing_sampled and not path.differences else "estimated", False, *path.verdict()
 
     def _error(self, how: How, value: float, error: float) -> float:
         """Return the error of a value so obtained, never less than its rounding where draws happened to agree."""
@@ -173,8 +196,8 @@ class Blocks:
             return estimate
         if estimate.stderr <= max(self.tolerance * abs(estimate.value), NEGLIGIBLE):
             return estimate
-        probes = max((form.probes for form in self._forms.values()), default=0)
-        spent = f" after {probes} probes" if probes else ""
+        draws = 0 if self._remainder is None else self._remainder.most_draws
+        spent = f" after {draws} draws" if draws else ""
         shortfall = f"the standard error is above {self.tolerance:.0%} of the value{spent}"
         reason = "; ".join(part for part in (shortfall, estimate.reason) if part)
         return replace(estimate, status="budget_spent", reason=reason)
@@ -204,7 +227,7 @@ class Blocks:
         return Estimate(
             value=value,
             stderr=self._error(how, value, stderr),
-            stderr_data=self._data_error() if how == "exact" else None,
+            stderr_data=self._data_error() if verified else None,
             how=how,
             verified=verified,
             status=status,
@@ -273,10 +296,10 @@ class Blocks:
         """Return the relative flatness Σ⟨w_s, w_s'⟩Tr H_ss' of one weight."""
         return self._scalar_form(layer, "transposed")
 
-    def _scalar_form(self, layer: str, kind: str) -> Estimate:
+    def _scalar_form(self, layer: str, kind: Kind) -> Estimate:
         found = self._parts(self.problem.weights[layer], kind)
         value, error = float(found.value), float(found.stderr)
-        if kind == "whole" and found.sampled and kind in self._forms:
+        if kind == "whole" and found.sampled and self._remainder is not None and self._remainder.layers_of_others:
             error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
         return Estimate(
             value,
@@ -302,7 +325,7 @@ class Blocks:
         """Return wᵀHw over each column of a weight (the weights out of one neuron)."""
         return self._parts(self.problem.weights[layer], "columns")
 
-    def row_sum(self, layer: str, kind: str = "rows") -> Estimate:
+    def row_sum(self, layer: str, kind: Kind = "rows") -> Estimate:
         """Return the sum over rows (or columns), with its own standard error rather than the rows' added up."""
         full = self.problem.weights[layer]
         parts = self._parts(full, kind)
@@ -316,7 +339,7 @@ class Blocks:
         error = self._error(how, value, variance**0.5)
         return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
-    def _parts(self, full: str, kind: str) -> TensorEstimate:
+    def _parts(self, full: str, kind: Kind) -> TensorEstimate:
         base = self._base(full, kind)
         form = self._form(kind) if full in self.sampled_names else None
         how, verified, status, reason = self._labels([self._layer_of(full)], kind)
@@ -326,8 +349,8 @@ class Blocks:
         if len(base) > 1:
             stderr = base.std(0) / len(base) ** 0.5
             halves = torch.stack([base[0::2].mean(0), base[1::2].mean(0)])
-        running = None if form is None else (form.parts if form.parts else form.sums).get(full)
-        if running is not None:
+        if form is not None:
+            running = form.parts[full] if full in form.parts else form.sums[full]
             sampled = running.mean.cpu().reshape(value.shape)
             halves = (halves if halves is not None else value) + running.half_means.cpu().reshape(2, *value.shape)
             value = value + sampled
@@ -348,10 +371,16 @@ class Blocks:
         if folds is not None:
             stderr = folds.std(0) / len(folds) ** 0.5
             halves = torch.stack([folds[0::2].mean(0), folds[1::2].mean(0)])
+        parts: list[Sampled] = []
         if self.sampled_names:
-            remainder = sample_trace_remainders(self.problem, self.sampled_names, probes=probes, seed=self.seed)
-            value, stderr = value + remainder.mean, (stderr.square() + remainder.stderr.square()).sqrt()
-            halves = halves + remainder.half_means
+            by_operations = self.remainder.samples(probes)
+            parts += [] if by_operations is None else [by_operations]
+            others = self.remainder.others.names
+            if others:
+                parts.append(sample_trace_remainders(self.problem, others, probes=probes, seed=self.seed))
+        for part in parts:
+            value, stderr = value + part.mean, (stderr.square() + part.stderr.square()).sqrt()
+            halves = halves + part.half_means
         return TensorEstimate(value, stderr, "estimated", halves=halves)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from spiritlevel.engine.blocks import Blocks, TensorEstimate
+from spiritlevel.engine.passes.remainder import Kind
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, Measure, declare
 from spiritlevel.measures.reference import curvature as reference
@@ -106,7 +107,7 @@ def _declare_kappa(reduce: str, trace: bool) -> Measure:
 kappa_last, kappa_max, kappa_sum = (_declare_kappa(reduce, False) for reduce in ("last", "max", "sum"))
 kappa_tau_last, kappa_tau_max, kappa_tau_sum = (_declare_kappa(reduce, True) for reduce in ("last", "max", "sum"))
 
-_NEURON = {"in": "rows", "out": "columns"}
+_NEURON: dict[str, Kind] = {"in": "rows", "out": "columns"}
 
 
 def _largest(parts: dict[str, TensorEstimate]) -> Estimate:

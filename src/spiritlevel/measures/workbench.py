@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
-from spiritlevel.engine.blocks import MAXIMUM_PROBES, TOLERANCE, Blocks
+from spiritlevel.engine.blocks import BUDGET, TOLERANCE, Blocks
 from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.layer_tops import top_eigenvalues
@@ -32,14 +32,14 @@ class Workbench:
         *,
         seed: int = 0,
         tolerance: float | None = None,
-        maximum_probes: int = MAXIMUM_PROBES,
+        budget: float = BUDGET,
         eigenpairs: int = 1,
     ) -> None:
         self.problem = problem
         self.seed = seed
         self._wants = wants
         self._tolerance = tolerance
-        self._maximum_probes = maximum_probes
+        self._budget = budget
         self._eigenpairs = eigenpairs
         self.known_blocks: Blocks | None = None  # until they are first asked for
         self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
@@ -86,7 +86,7 @@ class Workbench:
                 self._wants,
                 seed=self.seed,
                 tolerance=self._tolerance or TOLERANCE,
-                maximum_probes=self._maximum_probes,
+                budget=self._budget,
             )
         return self.known_blocks
 

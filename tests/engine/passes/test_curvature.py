@@ -112,10 +112,11 @@ def test_every_device_present_gives_the_dense_hessian(name: str, device: str) ->
 @pytest.mark.parametrize("name", ["gelu", "attention", "lstm", "weight_norm"])
 def test_remainders_are_sampled_on_every_device_present(name: str, device: str) -> None:
     problem = SMOOTH[name].opened(device=device)
-    blocks = Blocks(problem, ALL, maximum_probes=48)
+    blocks = Blocks(problem, ALL)
     dense = Dense(problem)
     trace = blocks.network_trace()
-    assert abs(trace.value - float(dense.hessian.trace())) <= 5 * trace.stderr
+    rounding = 1e-9 * float(dense.hessian.diagonal().abs().sum())
+    assert abs(trace.value - float(dense.hessian.trace())) <= 5 * trace.stderr + rounding
     for weight, full in problem.weights.items():
         forms = quadratic_forms(dense, full, "in")
         rows = blocks.row_sum(weight)
@@ -307,10 +308,10 @@ def test_sketched_columns_and_a_sampled_remainder_add_their_errors() -> None:
 
 
 def test_curvature_gives_traces_diagonals_and_labels() -> None:
-    problem = SMOOTH["gelu"].opened()
+    problem = SMOOTH["tanh"].opened()
     found = sl.curvature(problem, seed=1)
     assert not found.exact
-    assert found.exact_layers == {"0": False, "2": True, "4": True}
+    assert found.exact_layers == {"0": False, "2": False, "4": True}
     assert {name: tensor.shape for name, tensor in found.diagonal.items()} == {
         name: tensor.shape for name, tensor in problem.chosen_parameters.items()
     }
@@ -319,6 +320,8 @@ def test_curvature_gives_traces_diagonals_and_labels() -> None:
     assert sum(estimate.value for estimate in found.layer_trace.values()) == pytest.approx(total, rel=1e-10)
     assert float(found.diagonal_stderr["4.weight"].abs().max()) == 0.0
     assert float(found.diagonal_stderr["0.weight"].min()) > 0.0
+    assert found.trace.status == "ok"
+    assert found.trace.stderr <= 0.05 * found.trace.value
     assert sl.curvature(PIECEWISE_LINEAR["mlp"].opened()).exact
 
 
@@ -331,7 +334,7 @@ def test_the_error_over_samples_is_that_of_a_mean() -> None:
     assert all(error is not None and error > 0 for error in layers)
 
 
-def test_coupled_samples_have_no_factor_pass_but_an_estimated_trace() -> None:
+def test_coupled_samples_have_no_factor_pass_but_a_trace_by_products() -> None:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)).double()
     data = (torch.randn(12, 3), torch.randint(0, 2, (12,)))
@@ -340,8 +343,9 @@ def test_coupled_samples_have_no_factor_pass_but_an_estimated_trace() -> None:
     assert problem.survey.coupled
     blocks = Blocks(problem, frozenset({"diagonal"}))
     trace = blocks.network_trace()
-    assert trace.how == "estimated"
-    assert abs(trace.value - float(Dense(problem).hessian.trace())) < 4 * trace.stderr
+    assert trace.how == "exact"  # so few parameters are written out
+    assert not trace.verified
+    assert trace.value == pytest.approx(float(Dense(problem).hessian.trace()), rel=1e-9)
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name])
 

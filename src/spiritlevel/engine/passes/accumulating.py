@@ -8,7 +8,7 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,12 +19,15 @@ from spiritlevel.engine.passes.gradient import GradientStats, GradientSums
 from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.rules import Rules
+from spiritlevel.engine.passes.sample_spread import SampleSpread
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.weight_matrices import WeightView
 
+# A fold, the signs of some of its columns (K, B), a parameter, a slice of the batch, and these columns' gradients there.
+Portion = tuple[int, Tensor, str, slice, SampleGradients]
 WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.
 FOLDS = 8
@@ -78,6 +81,7 @@ class CurvatureSums:
     columns: int  # backward passes spent on them
     exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
     fallback: tuple[str, ...] = ()  # parameters that went the general way
+    by_rule: frozenset[str] = frozenset()  # layers whose rule held in every batch
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
 
@@ -110,6 +114,7 @@ class Accumulators:
         self.weights, self.sample_traces = RowBuffer(), RowBuffer()
         self.sample_folds = RowBuffer()  # (B, F) a batch: each fold's estimate, where the columns are sketched
         self.mean = GradientSums(problem) if "mean" in wants else None
+        self.spread: SampleSpread | None = None  # where folds are draws with signs of every sample's own
 
     def begin(self, factor: Factor) -> None:
         """Fix, on the first batch, the folds and the accumulators."""
@@ -117,6 +122,13 @@ class Accumulators:
         self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
         self.column_count = len(factor.columns)
         for name in self.problem.parameters:
+            self.sums[name] = self._empty(name)
+
+    def begin_draws(self, draws: int, names: Iterable[str]) -> None:
+        """Fix the accumulators for draws that are each an estimate of their own, over some parameters."""
+        self.exact_columns, self.folds = False, draws
+        self.spread = SampleSpread({full: layer.name for full, layer in self.owner.items()})
+        for name in names:
             self.sums[name] = self._empty(name)
 
     def _empty(self, name: str) -> ParameterSums:
@@ -141,32 +153,41 @@ class Accumulators:
 
     def take(self, batch: Batch, weights: Tensor, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
         """Add one batch to the sums."""
+        portions = self._portions(batch, outputs, recorder, factor)
+        self.add(batch, weights, portions, draws=factor.draws, alike=factor.psd)
+
+    def add(
+        self, batch: Batch, weights: Tensor, portions: Iterable[Portion], *, draws: int, alike: bool = False
+    ) -> None:
+        """Add one batch's gradients to the sums; ``alike`` where every column has the same sign."""
         weights = weights.double()
         traces = weights.new_zeros(len(self.layer_names), batch.count)
         folds = weights.new_zeros(0 if self.exact_columns else batch.count, self.folds)
         if self.mean is not None:
             self.mean.begin(batch, weights)
+        if self.spread is not None:
+            self.spread.begin(batch.count, self.folds)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
-        alike = factor.psd and not self.wants and self.mean is None
-        for fold, signs, full, part, gradients in self._portions(batch, outputs, recorder, factor):
+        alike = alike and not self.wants and self.mean is None
+        for fold, signs, full, part, gradients in portions:
             own = signs[: 1 if alike else None, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
-            coefficients = own * weights[part] * (self.folds / factor.draws)
+            coefficients = own * weights[part] * (self.folds / draws)
             norms = self._add(self.sums[full], full, fold, gradients, coefficients, part.start)
-            own_traces = (own * norms).sum(0) / factor.draws
+            own_traces = (own * norms).sum(0) / draws
             traces[self.layer_names.index(self.owner[full].name), part] += own_traces
             if not self.exact_columns:
                 folds[part, fold] += self.folds * own_traces
         if self.mean is not None:
             self.mean.end()
+        if self.spread is not None:
+            self.spread.end(weights)
         self.moments += moments_over_data(traces, weights)
         self.weights.add(weights)
         self.sample_traces.add(traces.sum(0))
         self.sample_folds.add(folds)
 
-    def _portions(
-        self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor
-    ) -> Iterator[tuple[int, Tensor, str, slice, SampleGradients]]:
+    def _portions(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> Iterator[Portion]:
         """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
         rules = self.rules
         names = [name for name in rules.covered if name in recorder.edges]
@@ -208,8 +229,13 @@ class Accumulators:
         norms = torch.full_like(coefficients, math.nan)  # what no chunk wrote may not pass for a number
         for part, some in gradients.chunks(self.chunk_numbers):
             norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
+            forms = {"trace": norms[:, part]}
             if self.wants:
-                self._add_forms(sums, full, fold, some, coefficients[:, part])
+                forms |= self._add_forms(sums, full, fold, some, coefficients[:, part])
+            if self.spread is not None:
+                place = slice(first + part.start, first + part.start + coefficients[:, part].shape[1])
+                for kind, values in forms.items():
+                    self.spread.add(kind, full, fold, place, (coefficients[:, part] * values).sum(0))
             if self.mean is not None:
                 self.mean.add(full, some, first + part.start)
         sums.trace[fold] += (coefficients * norms).sum()
@@ -217,26 +243,32 @@ class Accumulators:
 
     def _add_forms(
         self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
-    ) -> None:
-        """Add what is wanted beside the trace."""
+    ) -> dict[str, Tensor]:
+        """Add what is wanted beside the trace; return each form summed over a sample's parts, (K, b)."""
         if sums.diagonal is not None:
             gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
         view = self.views.get(full)
         if view is None:
-            return
+            return {}
+        forms: dict[str, Tensor] = {}
 
-        def total(values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
-            found: Tensor = torch.tensordot(coefficients, values.double().square(), dims=2)
+        def total(kind: str, values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
+            squares = values.double().square()
+            if self.spread is not None:
+                forms[kind] = squares.sum(2)
+            found: Tensor = torch.tensordot(coefficients, squares, dims=2)
             return found
 
         if sums.rows is not None and sums.whole is not None:
             products = gradients.row_products(view)
-            sums.rows[fold] += total(products)
-            sums.whole[fold] += total(products.double().sum(2, keepdim=True))[0]
+            sums.rows[fold] += total("rows", products)
+            sums.whole[fold] += total("whole", products.double().sum(2, keepdim=True))[0]
         if sums.columns is not None:
-            sums.columns[fold] += total(gradients.column_products(view))
+            sums.columns[fold] += total("columns", gradients.column_products(view))
         if sums.transposed is not None:
-            sums.transposed[fold] += (coefficients * gradients.transposed_norms(view).double()).sum()
+            forms["transposed"] = gradients.transposed_norms(view).double()
+            sums.transposed[fold] += (coefficients * forms["transposed"]).sum()
+        return forms
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
         """Return the finished sums."""
@@ -258,5 +290,6 @@ class Accumulators:
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
             fallback=self.rules.all_fallbacks,
+            by_rule=frozenset(self.rules.always or ()),
             mean=None if self.mean is None else self.mean.result(float(total)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -107,6 +108,17 @@ class Recorder:
         flat = iter(
             torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
         )
+        return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
+
+    def pull_back_from(
+        self, columns: Mapping[tuple[Any, int], Tensor], names: list[str]
+    ) -> dict[str, list[Tensor | None]]:
+        """Return what columns put in at edges of the graph give behind each named layer's stop, None where nothing."""
+        edges = [edge for name in names for edge in self.stops[name]]
+        if not edges or not columns:
+            return {name: [None] * len(self.stops[name]) for name in names}
+        roots = [GradientEdge(*edge) for edge in columns]
+        flat = iter(torch.autograd.grad(roots, edges, list(columns.values()), retain_graph=True, allow_unused=True))
         return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
 
     def _gates_of(self, name: str) -> list[Tensor | None]:

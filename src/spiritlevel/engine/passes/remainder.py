@@ -1,254 +1,259 @@
-"""The part of the Hessian that the Gauss–Newton matrix leaves out, R = H - G, sampled with random signs.
+"""The part of the Hessian that the Gauss–Newton matrix leaves out, R = H - G, by probes of the parameters.
 
 vᵀRv = vᵀHv - vᵀGv with the same probe v is unbiased, and near a minimum R is small, so that G serves as a control
 variate.  The shape of the probe decides what is estimated: a sign for each entry gives the diagonal and its sums, one
-for each row times that row's weights gives the quadratic forms of rows, and so on.
+for each row times that row's weights gives the quadratic forms of rows, and so on.  This is the way for parameters
+whose operations are not known; where they are fewer than probes would be, their block is written out instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.estimators.probes import random_signs
-from spiritlevel.engine.operators.derivative_check import require_double_backward
+from spiritlevel.engine.operators.derivative_check import path_of, require_double_backward
 from spiritlevel.engine.operators.differentiation import derivative_along
 from spiritlevel.engine.operators.products import sweep_products
+from spiritlevel.engine.passes.sampled_form import Exact, Running, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 
-KINDS = ("entries", "rows", "columns", "whole", "transposed")
+Kind = Literal["entries", "rows", "columns", "whole", "transposed"]
+KINDS: tuple[Kind, ...] = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
-SMALL_SHARE = 0.02
+FIRST_PROBES = 32  # before anybody looks at errors
+TOGETHER = 64  # unit vectors that do
 
 
-@dataclass
-class Running:
-    """Mean and standard error of a tensor over probes, with two halves kept apart for cross-fitting."""
+class ParameterSampling:
+    """Quadratic forms of R over some parameters, from as many probes as were asked for so far.
 
-    count: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros(()))
-    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the differences to the mean
-    halves: Tensor = field(default_factory=lambda: torch.zeros(2))
-
-    def add(self, draws: Tensor) -> None:
-        """Take in draws (K, *shape); even ones belong to the first half, odd ones to the second."""
-        if self.count == 0:
-            self.total = torch.zeros_like(draws[0])
-            self.squares = torch.zeros_like(draws[0])
-            self.halves = torch.zeros_like(draws[:1]).repeat(2, *([1] * (draws.ndim - 1)))
-        own = draws.mean(0)
-        if self.count:  # two groups' squares about their own means, and about the common one
-            shift = (own - self.mean).square() * (self.count * len(draws) / (self.count + len(draws)))
-            self.squares += shift
-        self.squares += (draws - own).square().sum(0)
-        self.total += draws.sum(0)
-        parity = (self.count + torch.arange(len(draws))) % 2
-        for half in (0, 1):
-            self.halves[half] += draws[parity == half].sum(0)
-        self.count += len(draws)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean over probes."""
-        return self.total / self.count
-
-    @property
-    def stderr(self) -> Tensor:
-        """The standard error of the mean over probes."""
-        return (self.squares / max(self.count - 1, 1) / self.count).sqrt()
-
-    @property
-    def half_means(self) -> Tensor:
-        """Means over the even and over the odd probes, (2, *shape): independent of each other."""
-        counts = torch.tensor([(self.count + 1) // 2, self.count // 2], dtype=self.halves.dtype)
-        return self.halves / counts.reshape(2, *([1] * (self.halves.ndim - 1))).to(self.halves)
-
-
-@dataclass
-class SampledForm:
-    """One kind of quadratic form of R over the parameters it was sampled on."""
-
-    sums: dict[str, Running]  # parameter -> the form summed over the parameter (trace, sum over rows, ...)
-    parts: dict[str, Running]  # parameter -> entry by entry, row by row or column by column
-    layers: dict[str, Running]  # layer -> summed over its parameters
-    network: Running  # summed over all parameters
-    probes: int = 0
-    met: bool = True  # the sums reached the tolerance within the budget
-    parts_met: bool = True  # and so did the parts
-
-
-def sample_remainder(
-    problem: OpenProblem,
-    names: list[str],
-    kind: str,
-    *,
-    base: Mapping[str, Tensor],
-    keep_parts: bool,
-    seed: int,
-    tolerance: float,
-    maximum: int,
-    of: Literal["remainder", "hessian"],
-    minimum: int = 2 * BLOCK,
-) -> SampledForm:
-    """Sample a quadratic form of R over ``names`` until its sums are known to ``tolerance`` of their own value.
-
-    Parts that are kept are known, in norm, to the same tolerance.
-
-    ``base`` holds the Gauss–Newton part of each parameter, entry by entry where ``keep_parts``: the tolerance refers to
-    what is reported, that part with R added.  Where there is no such part the form is ``of`` H itself.
+    Where samples influence each other there is no Gauss–Newton part to take away, and the forms are ``of`` H itself.
     """
-    assert kind in KINDS, kind
-    probe_of = _probe_maker(problem, names, kind, seed)
-    reduce = _reducer(problem, kind)
-    form = SampledForm(
-        sums={name: Running() for name in names},
-        parts={name: Running() for name in names} if keep_parts else {},
-        layers={},
-        network=Running(),
-    )
-    layers = _by_layer(problem, names)
-    form.layers.update((layer, Running()) for layer in layers)
-    # What is reported one by one: layers, and the weights that measures of weight matrices go by.
-    weights = set(problem.weights.values())
-    groups = [(own, form.layers[layer]) for layer, own in layers.items()]
-    groups += [([name], form.sums[name]) for name in names if name in weights]
-    if kind == "whole":
-        return _whole_weights(problem, form, layers, probe_of(0, 1), of)
-    while form.probes < maximum:
-        count = min(BLOCK, maximum - form.probes)
-        vectors = probe_of(form.probes, count)
-        products = sweep_products(problem, vectors, of, what=f"sampling the remainder ({kind})")
-        totals = {}
-        for name, vector in vectors.items():
-            parts = reduce(name, vector.double() * products[name])
-            totals[name] = parts.reshape(count, -1).sum(1).cpu()
-            form.sums[name].add(totals[name])
-            if keep_parts:
-                form.parts[name].add(parts)
-        for layer, own in layers.items():
-            form.layers[layer].add(torch.stack([totals[name] for name in own]).sum(0))
-        form.network.add(torch.stack(list(totals.values())).sum(0))
-        form.probes += count
-        form.met = _sums_settled(form, base, groups, tolerance)
-        form.parts_met = _parts_settled(form, base, tolerance)
-        if form.probes >= minimum and form.met and form.parts_met:
-            break
-    return form
+
+    def __init__(
+        self,
+        problem: OpenProblem,
+        names: list[str],
+        *,
+        keep_diagonal: bool,
+        seed: int,
+        of: Literal["remainder", "hessian"],
+    ) -> None:
+        self.problem, self.names, self.keep_diagonal, self.seed, self.of = problem, names, keep_diagonal, seed, of
+        self.forms: dict[Kind, SampledForm] = {}
+        self.size = sum(problem.chosen_parameters[name].numel() for name in names)
+        self._block: Tensor | None = None  # (size, size) of R, once it was written out
+
+    def names_for(self, kind: Kind) -> list[str]:
+        """Return the parameters that have a form of a kind: all but the diagonal are of weight matrices."""
+        weights = set(self.problem.weights.values())
+        return self.names if kind == "entries" else [name for name in self.names if name in weights]
+
+    def form(self, kind: Kind) -> SampledForm | None:
+        """Return what is known of a kind of form, at first from one block of probes; None where there is none."""
+        if not self.names_for(kind):
+            return None
+        if kind not in self.forms:
+            self.more(kind, FIRST_PROBES)
+        return self.forms[kind]
+
+    @property
+    def written_out(self) -> bool:
+        """Whether nothing is left to sample."""
+        return self._block is not None
+
+    def more(self, kind: Kind, probes: int) -> None:
+        """Add probes of one kind; where they would come to as many as there are parameters, write the block out."""
+        shapes = ProbeShapes(self.problem, self.names_for(kind), kind)
+        known = self.forms.get(kind)
+        if kind != "whole" and self._block is None and (0 if known is None else known.probes) + probes >= self.size:
+            if not path_of(self.problem).differences:
+                self._block = self._unit_products()
+                self.forms = {one: form for one, form in self.forms.items() if one == "whole"}
+        if self._block is not None:
+            self.forms.setdefault(kind, self._exact_form(shapes, self._block))
+        elif kind == "whole":
+            self.forms.setdefault(kind, self._whole_weights(shapes))
+        else:
+            self.forms[kind] = self._sampled_form(shapes, known or self._empty_form(shapes), probes)
+
+    def _sampled_form(self, shapes: ProbeShapes, form: SampledForm, probes: int) -> SampledForm:
+        kind, done = shapes.kind, form.probes
+        for start in range(0, probes, BLOCK):
+            count = min(BLOCK, probes - start)
+            vectors = shapes.probes(done + start, count, self.seed)
+            products = sweep_products(self.problem, vectors, self.of, what=f"sampling the remainder ({kind})")
+            totals = {}
+            for name, vector in vectors.items():
+                parts = shapes.reduced(name, vector.double() * products[name])
+                totals[name] = parts.reshape(count, -1).sum(1).cpu()
+                _added(form.sums[name], totals[name])
+                if self._keeps_parts(kind):
+                    _added(form.parts[name], parts)
+            for layer, own in by_layer(self.problem, shapes.names).items():
+                _added(form.layers[layer], torch.stack([totals[name] for name in own]).sum(0))
+            _added(form.network, torch.stack(list(totals.values())).sum(0))
+        form.probes = done + probes
+        return form
+
+    def _keeps_parts(self, kind: Kind) -> bool:
+        return kind in ("rows", "columns") or (kind == "entries" and self.keep_diagonal)
+
+    def _empty_form(self, shapes: ProbeShapes) -> SampledForm:
+        return SampledForm(
+            sums={name: Running() for name in shapes.names},
+            parts={name: Running() for name in shapes.names} if self._keeps_parts(shapes.kind) else {},
+            layers={layer: Running() for layer in by_layer(self.problem, shapes.names)},
+            network=Running(),
+        )
+
+    def _whole_weights(self, shapes: ProbeShapes) -> SampledForm:
+        """Find wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
+        weights = {name: shapes.shaped(name, self._one(name)) for name in shapes.names}
+        found: dict[str, Tensor] = {}
+        for start in range(0, len(weights), BLOCK):
+            some = shapes.names[start : start + BLOCK]
+            vectors = {
+                name: torch.cat([weight if one == name else torch.zeros_like(weight) for one in some])
+                for name, weight in weights.items()
+            }
+            products = sweep_products(self.problem, vectors, self.of, what="forms of whole weights")
+            for k, name in enumerate(some):
+                found[name] = (vectors[name][k].double() * products[name][k]).sum().cpu()
+        return _exact(self.problem, found, {})
+
+    def _one(self, name: str) -> Tensor:
+        return self.problem.chosen_parameters[name].new_ones(1, 1)
+
+    def _unit_products(self) -> Tensor:
+        """Return R over the parameters, by products with unit vectors."""
+        tensors = {name: self.problem.chosen_parameters[name] for name in self.names}
+        rows = []
+        for start in range(0, self.size, TOGETHER):
+            unit = torch.eye(self.size, dtype=self.problem.dtype, device=self.problem.device)[start : start + TOGETHER]
+            parts = unit.split([tensor.numel() for tensor in tensors.values()], 1)
+            vectors = {name: part.reshape(-1, *t.shape) for (name, t), part in zip(tensors.items(), parts)}
+            products = sweep_products(self.problem, vectors, self.of, what="writing the remainder out")
+            rows.append(torch.cat([products[name].flatten(1) for name in self.names], 1))
+        return torch.cat(rows).double()
+
+    def _exact_form(self, shapes: ProbeShapes, block: Tensor) -> SampledForm:
+        sizes = [self.problem.chosen_parameters[name].numel() for name in self.names]
+        places = dict(zip(self.names, torch.arange(self.size).split(sizes)))
+        sums, parts = {}, {}
+        for name in shapes.names:
+            own = block[places[name][0] : places[name][-1] + 1, places[name][0] : places[name][-1] + 1]
+            if shapes.kind == "entries":
+                forms = own.diagonal().clone()
+            else:
+                unit = torch.eye(shapes.sizes[name], dtype=self.problem.dtype, device=self.problem.device)
+                vectors = shapes.shaped(name, unit).flatten(1).double()
+                forms = ((vectors @ own) * vectors).sum(1)
+            sums[name] = forms.sum().cpu()
+            if self._keeps_parts(shapes.kind):
+                shape = self.problem.chosen_parameters[name].shape if shapes.kind == "entries" else forms.shape
+                parts[name] = forms.reshape(shape)
+        return _exact(self.problem, sums, parts)
 
 
-def _whole_weights(
-    problem: OpenProblem,
-    form: SampledForm,
-    layers: Mapping[str, list[str]],
-    weights: Mapping[str, Tensor],
-    of: Literal["remainder", "hessian"],
-) -> SampledForm:
-    """Fill in wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
-    names = list(weights)
-    for start in range(0, len(names), BLOCK):
-        some = names[start : start + BLOCK]
-        vectors = {
-            name: torch.cat([weight if one == name else torch.zeros_like(weight) for one in some])
-            for name, weight in weights.items()
-        }
-        products = sweep_products(problem, vectors, of, what="forms of whole weights")
-        for k, name in enumerate(some):
-            value = (vectors[name][k].double() * products[name][k]).sum().cpu()
-            form.sums[name].add(value.expand(2))  # both halves know it
-    for layer, own in layers.items():
-        form.layers[layer].add(torch.stack([form.sums[name].mean for name in own]).sum().expand(2))
-    form.network.add(torch.stack([form.sums[name].mean for name in names]).sum().expand(2))
-    form.probes = len(names)
-    return form
-
-
-def _by_layer(problem: OpenProblem, names: list[str]) -> dict[str, list[str]]:
+def by_layer(problem: OpenProblem, names: list[str]) -> dict[str, list[str]]:
+    """Return which of some parameters belong to which layer."""
     groups = {
         name: [full for full in layer.parameters.values() if full in names] for name, layer in problem.layers.items()
     }
     return {name: group for name, group in groups.items() if group}
 
 
-def _sums_settled(
-    form: SampledForm, base: Mapping[str, Tensor], groups: list[tuple[list[str], Running]], tolerance: float
-) -> bool:
-    """Whether the sums are within tolerance by their standard errors (never by how little a running mean moved).
-
-    A layer or weight whose own sum is a small share of the network's is measured against that share instead: it would
-    otherwise hold up all the others, and its error bar says what is known of it.
-    """
-    value = sum(float(part.sum()) for part in base.values()) + float(form.network.mean)
-    if float(form.network.stderr) > tolerance * abs(value):
-        return False
-    for names, sampled in groups:
-        own = sum(float(base[name].sum()) for name in names) + float(sampled.mean)
-        if float(sampled.stderr) > tolerance * max(abs(own), SMALL_SHARE * abs(value)):
-            return False
-    return True
+def _added(sampled: object, draws: Tensor) -> None:
+    assert isinstance(sampled, Running)
+    sampled.add(draws)
 
 
-def _parts_settled(form: SampledForm, base: Mapping[str, Tensor], tolerance: float) -> bool:
-    """Whether the parts, as one long vector, are within tolerance of its length by their standard errors."""
-    errors = sum(float(running.stderr.square().sum()) for running in form.parts.values())
-    squares = sum(float((base[name].to(r.mean) + r.mean).square().sum()) for name, r in form.parts.items())
-    return errors <= tolerance**2 * squares
+def _exact(problem: OpenProblem, sums: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> SampledForm:
+    layers = {
+        layer: Exact(torch.stack([sums[name] for name in own]).sum())
+        for layer, own in by_layer(problem, list(sums)).items()
+    }
+    return SampledForm(
+        sums={name: Exact(value) for name, value in sums.items()},
+        parts={name: Exact(value) for name, value in parts.items()},
+        layers=layers,
+        network=Exact(torch.stack(list(sums.values())).sum()),
+    )
 
 
-def _probe_maker(
-    problem: OpenProblem, names: list[str], kind: str, seed: int
-) -> Callable[[int, int], dict[str, Tensor]]:
-    """Return the function that makes probes ``first … first + count - 1`` as {name: (K, *shape)}."""
-    own_seed = seed + 1_000_003 * KINDS.index(kind)
-    tensors = {name: problem.chosen_parameters[name].detach() for name in names}
-    owner = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
-    sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        groups, outputs, inputs, _ = as_matrix(owner[name], tensor, tensor).shape if tensor.ndim > 1 else (1, 1, 1, 1)
-        sizes[name] = {
-            "entries": tensor.numel(),
-            "rows": groups * outputs,
-            "columns": groups * inputs,
-            "whole": 1,
-            "transposed": tensor.numel(),
-        }[kind]
+class ProbeShapes:
+    """How signs become probes of one kind of form, and products with them the parts that are reported."""
 
-    roots = {}
-    if kind == "transposed":
-        matrices = {name: as_matrix(owner[name], tensor, tensor).flatten(-2) for name, tensor in tensors.items()}
-        roots = {name: _root(matrix @ matrix.mT) for name, matrix in matrices.items()}
+    def __init__(self, problem: OpenProblem, names: list[str], kind: Kind) -> None:
+        self.problem, self.names, self.kind = problem, names, kind
+        self.owner = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
+        self.tensors = {name: problem.chosen_parameters[name].detach() for name in names}
+        self.sizes: dict[str, int] = {}  # signs that a parameter takes
+        for name, tensor in self.tensors.items():
+            matrix = as_matrix(self.owner[name], tensor, tensor) if tensor.ndim > 1 else tensor.reshape(1, 1, 1, -1)
+            groups, outputs, inputs, _ = matrix.shape
+            self.sizes[name] = {
+                "entries": tensor.numel(),
+                "rows": groups * outputs,
+                "columns": groups * inputs,
+                "whole": 1,
+                "transposed": tensor.numel(),
+            }[kind]
+        self._roots = {name: self._root_of_gram(name) for name in names} if kind == "transposed" else {}
 
-    def make(first: int, count: int) -> dict[str, Tensor]:
+    def _root_of_gram(self, name: str) -> Tensor:
+        matrix = as_matrix(self.owner[name], self.tensors[name], self.tensors[name]).flatten(-2)
+        return _root(matrix @ matrix.mT)
+
+    def probes(self, first: int, count: int, seed: int) -> dict[str, Tensor]:
+        """Return probes ``first … first + count - 1`` as {name: (K, *shape)}."""
+        problem = self.problem
         signs = random_signs(
-            sum(sizes.values()), count, seed=own_seed, first=first, dtype=problem.dtype, device=problem.device
-        ).T.split(list(sizes.values()), dim=1)
-        return {name: shape(name, part) for (name, part) in zip(sizes, signs)}
+            sum(self.sizes.values()),
+            count,
+            seed=seed + 1_000_003 * KINDS.index(self.kind),
+            first=first,
+            dtype=problem.dtype,
+            device=problem.device,
+        ).T.split(list(self.sizes.values()), dim=1)
+        return {name: self.shaped(name, part) for name, part in zip(self.sizes, signs)}
 
-    def shape(name: str, signs: Tensor) -> Tensor:
-        tensor = tensors[name]
-        if kind == "entries":
+    def shaped(self, name: str, signs: Tensor) -> Tensor:
+        """Return the probes (K, *shape) that signs (K, size) stand for."""
+        tensor = self.tensors[name]
+        if self.kind == "entries":
             return signs.reshape(-1, *tensor.shape)
-        module = owner[name]
+        module = self.owner[name]
         matrix = as_matrix(module, tensor, tensor)  # (G, O, I, K)
         groups, outputs, inputs, kernel = matrix.shape
-        if kind == "rows":
+        if self.kind == "rows":
             probe = signs.reshape(-1, groups, outputs, 1, 1) * matrix
-        elif kind == "columns":
+        elif self.kind == "columns":
             probe = signs.reshape(-1, groups, 1, inputs, 1) * matrix
-        elif kind == "whole":
+        elif self.kind == "whole":
             probe = signs.reshape(-1, 1, 1, 1, 1) * matrix
         else:
             # (WWᵀ)^½ Ξ: its mean square in the form is Σ ⟨w_s, w_s'⟩ Tr R_ss', the relative flatness.
-            mixed = roots[name] @ signs.reshape(-1, groups, outputs, inputs * kernel)
+            mixed = self._roots[name] @ signs.reshape(-1, groups, outputs, inputs * kernel)
             probe = mixed.reshape(-1, groups, outputs, inputs, kernel)
         return from_matrix(module, probe, tensor)
 
-    return make
+    def reduced(self, name: str, products: Tensor) -> Tensor:
+        """Return v∘Rv, (K, *shape), as the parts that are reported."""
+        if self.kind == "entries":
+            return products
+        if self.kind in ("whole", "transposed"):
+            return products.reshape(len(products), -1).sum(1)
+        matrix = as_matrix(self.owner[name], products, self.tensors[name])  # (K, G, O, I, kernel)
+        return matrix.sum((-1, -2) if self.kind == "rows" else (-1, -3)).flatten(1)
 
 
 def _root(gram: Tensor) -> Tensor:
@@ -257,22 +262,6 @@ def _root(gram: Tensor) -> Tensor:
     vectors: Tensor
     values, vectors = torch.linalg.eigh(gram.double())
     return ((vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT).to(gram)
-
-
-def _reducer(problem: OpenProblem, kind: str) -> Callable[[str, Tensor], Tensor]:
-    """Return the function from v∘Rv, (K, *shape), to the parts that are reported."""
-    owner = {full: layer.module for layer in problem.layers.values() for full in layer.parameters.values()}
-
-    def reduce(name: str, products: Tensor) -> Tensor:
-        if kind == "entries":
-            return products
-        if kind in ("whole", "transposed"):
-            return products.reshape(len(products), -1).sum(1)
-        tensor = problem.chosen_parameters[name]
-        matrix = as_matrix(owner[name], products, tensor)  # (K, G, O, I, kernel)
-        return matrix.sum((-1, -2) if kind == "rows" else (-1, -3)).flatten(1)
-
-    return reduce
 
 
 @dataclass(frozen=True)
@@ -292,8 +281,7 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     """
     require_double_backward(problem, "the remainder of each sample's trace")
     tensors = [problem.chosen_parameters[name] for name in names]
-    make = _probe_maker(problem, names, "entries", seed)
-    vectors = make(0, probes)
+    vectors = ProbeShapes(problem, names, "entries").probes(0, probes, seed)
     total = torch.zeros(problem.survey.count, dtype=torch.float64)
     squares, halves = torch.zeros_like(total), torch.zeros(2, len(total), dtype=torch.float64)
     with problem.session():

@@ -53,6 +53,7 @@ class Rules:
     def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.covered: list[str] = []  # layers whose rule agrees with autograd
+        self.always: set[str] | None = None  # those of which it did in every batch so far
         self.stages = Stages()
         self.fallback = Fallback(problem, [])  # the other parameters, which go the general way
         self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
@@ -103,6 +104,7 @@ class Rules:
 
     def _go_by(self, covered: list[str], stages: Stages) -> None:
         self.covered, self.stages = covered, stages
+        self.always = set(covered) if self.always is None else self.always & set(covered)
         others = self._others(self.covered)
         self.fallback = self._fallbacks.setdefault(others, Fallback(self.problem, list(others)))
 

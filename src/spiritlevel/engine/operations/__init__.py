@@ -1,0 +1,1 @@
+"""The operations of a network that are curved themselves, and their local second derivatives."""

@@ -1,0 +1,99 @@
+"""The operations' second derivatives held against autograd's, layer by layer, before any number rests on them.
+
+For random u and a random direction v in one layer's weights the second derivative of u·f along v must be Σ_k t_kᵀ M_k
+t_k with t_k = J_k v, what the direction does to the inputs of operation k.  An operation that is missing, taken for linear
+or wrongly derived shows as a gap.  No loss is involved: at interpolation all terms would be next to nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.operations.drawing import CurvedBatch
+from spiritlevel.engine.operations.finding import CurvedOperation, Edge
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.torch_internals import nodes
+
+# Of the sizes of what is added up: rounding of derivatives in the model's own precision.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
+
+
+def agreeing_layers(
+    problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation], names: list[str]
+) -> list[str]:
+    """Return the layers whose remainder the operations account for."""
+    return _Comparison(problem, batch, outputs, operations).agreeing(names)
+
+
+class _Comparison:
+    def __init__(self, problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation]) -> None:
+        self.problem, self.outputs = problem, outputs
+        self.generator = seeded_generator(problem.seed, 11)
+        weights = self._random(outputs)
+        self.scalar = (weights * outputs).sum()
+        self.curved = CurvedBatch(batch, outputs, weights, operations)
+        self.edges: list[Edge] = list(dict.fromkeys(edge for one in operations for edge in one.inputs))
+
+    def _random(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator).to(like)
+
+    def agreeing(self, names: list[str]) -> list[str]:
+        """Return the layers whose second derivatives agree; the graphs of all are made once."""
+        tensors = {
+            name: [self.problem.chosen_parameters[full] for full in self.problem.layers[name].parameters.values()]
+            for name in names
+        }
+        leaves = [tensor for own in tensors.values() for tensor in own]
+        if not leaves:
+            return []
+        with_graph = partial(torch.autograd.grad, create_graph=True, allow_unused=True, materialize_grads=True)
+        gradient = dict(zip(map(id, leaves), with_graph(self.scalar, leaves)))
+        cotangents = [
+            torch.zeros(nodes.shape_of(*edge), dtype=self.outputs.dtype, device=self.outputs.device).requires_grad_()
+            for edge in self.edges
+        ]
+        roots = [GradientEdge(*edge) for edge in self.edges]
+        back = with_graph(roots, leaves, cotangents) if roots else leaves
+        pulled = dict(zip(map(id, leaves), back))
+        verdicts = []
+        for own in tensors.values():
+            direction = [self._random(tensor) for tensor in own]
+            bend = _along([gradient[id(t)] for t in own], own, direction)
+            parts = self._parts([pulled[id(t)] for t in own], cotangents, direction)
+            gap = (sum((b * d).double().sum() for b, d in zip(bend, direction)) - parts.sum()).abs()
+            verdicts.append(gap <= TOLERANCE[self.outputs.dtype] * parts.abs().sum())
+        return [name for name, right in zip(tensors, torch.stack(verdicts).tolist()) if right]
+
+    def _parts(self, pulled: list[Tensor], cotangents: list[Tensor], direction: list[Tensor]) -> Tensor:
+        """Return tᵀ M t of every operation."""
+        if not self.edges:
+            return torch.zeros(1, dtype=torch.float64, device=self.outputs.device)
+        tangents = dict(zip(self.edges, _along(pulled, cotangents, direction)))
+        found = []
+        for operation, curvature in zip(self.curved.operations, self.curved.curvatures):
+            own = [tangents[edge] for edge in operation.inputs]
+            terms = [(t.double() * m.double()).sum() for t, m in zip(own, curvature.product(own))]
+            found.append(torch.stack(terms).sum())
+        return torch.stack(found)
+
+
+def _along(values: list[Tensor], inputs: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
+    """Return the derivative of values·direction in the inputs, without a graph."""
+    dependent = [(value, part) for value, part in zip(values, direction) if value.requires_grad]
+    if not dependent:
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    found = torch.autograd.grad(
+        [value for value, _ in dependent],
+        inputs,
+        [part for _, part in dependent],
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return [part.detach() for part in found]

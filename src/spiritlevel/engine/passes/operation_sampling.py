@@ -1,0 +1,196 @@
+"""The remainder from the curved operations themselves: columns drawn at the activations, pulled back like the loss's.
+
+A probe of the parameters is shared by all samples, so its error does not fall with their number.  Signs at the
+activations are every sample's own, and one draw serves every form at once: traces, diagonals, rows, columns, relative
+flatness and each sample's trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.operations.check import agreeing_layers
+from spiritlevel.engine.operations.drawing import CurvedBatch, loss_gradient
+from spiritlevel.engine.operations.finding import FoundOperations, find_operations
+from spiritlevel.engine.passes.accumulating import Accumulators, Portion
+from spiritlevel.engine.passes.graph import Graph, look_at
+from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.rules import Rules
+from spiritlevel.engine.passes.sampled_form import Pooled, Running, SampledForm
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.contents import pick_samples
+from spiritlevel.inputs.open_problem import OpenProblem
+
+# Samples on which the operations are held against autograd.
+TRIED = 4
+# What the accumulators call a form, and what it is called by those who ask.
+FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
+
+
+class OperationSampling:
+    """Draws of the remainder over the layers whose operations are known, as many as were asked for so far."""
+
+    def __init__(self, problem: OpenProblem, layers: list[str], wants: frozenset[str], seed: int) -> None:
+        self.problem, self.seed = problem, seed
+        self.wants = (wants | ({"rows"} if "whole" in wants else set())) & {"diagonal", "rows", "columns", "transposed"}
+        self.layers = layers
+        self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
+        self._forget()
+        if layers:
+            self.layers = self._accounted_for()
+
+    def _forget(self) -> None:
+        self.draws = 0
+        self.sums: dict[tuple[str, str], Pooled] = {}
+        self.parts: dict[tuple[str, str], Running] = {}
+        self.by_layer: dict[str, Pooled] = {}
+        self.network = Pooled()
+        self.samples = Running()  # each sample's own trace
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters of the layers that are sampled so."""
+        return [full for name in self.layers for full in self.problem.layers[name].parameters.values()]
+
+    # --- which layers --------------------------------------------------------------------------------------------
+
+    def _accounted_for(self) -> list[str]:
+        """Return the layers whose remainder the operations of the first batch account for."""
+        with self.problem.session():
+            batch = next(iter(self.problem.batches()))
+            outputs, _, graph = self._forward(batch)
+            return self._agreeing(batch, outputs, graph)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Recorder, Graph]:
+        with Recorder(self.problem) as recorder:
+            outputs = self.problem.outputs(batch.content)
+        graph = look_at(outputs)
+        recorder.stop_after_poolings(graph)
+        return outputs, recorder, graph
+
+    def _find(self, graph: Graph, layers: list[str]) -> tuple[FoundOperations, list[str]]:
+        """Return the operations behind some layers, and those of the layers that they are all of."""
+        bits = self._bits(layers)
+        found = find_operations(graph, bits)
+        if found.missed:
+            layers = [
+                name
+                for name in layers
+                if not any(
+                    bits[id(self.problem.chosen_parameters[full])] & found.missed
+                    for full in self.problem.layers[name].parameters.values()
+                )
+            ]
+            found = find_operations(graph, self._bits(layers))
+        return found, layers
+
+    def _bits(self, layers: list[str]) -> dict[int, int]:
+        names = [full for name in layers for full in self.problem.layers[name].parameters.values()]
+        return {id(self.problem.chosen_parameters[full]): 1 << place for place, full in enumerate(names)}
+
+    def _agreeing(self, batch: Batch, outputs: Tensor, graph: Graph) -> list[str]:
+        """Return the layers that the operations of a batch account for, looked at once for all batches of one kind."""
+        if graph.signature not in self._agreed:
+            places = torch.linspace(0, batch.count - 1, min(TRIED, batch.count), device="cpu").long()
+            few = Batch(pick_samples(batch.content, places), batch.start, len(places))
+            some, _, own = self._forward(few)
+            if own.signature != graph.signature:
+                few, some, own = batch, outputs, graph
+            try:
+                found, candidates = self._find(own, self.layers)
+                agreed = agreeing_layers(self.problem, few, some, found.operations, candidates)
+            except (RuntimeError, NotImplementedError) as error:  # an operation without a second derivative
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                agreed = []
+            self._agreed[graph.signature] = agreed
+        known = self._agreed[graph.signature]
+        return [name for name in self.layers if name in known]
+
+    # --- drawing -------------------------------------------------------------------------------------------------
+
+    def more(self, draws: int) -> None:
+        """Add so many draws of every sample, in one sweep; a batch of another kind may cost layers, and all draws."""
+        while self.layers and not self._swept(draws):
+            self._forget()
+
+    def _swept(self, draws: int) -> bool:
+        problem = self.problem
+        sweep = Accumulators(problem, self.wants, Rules(problem))
+        sweep.begin_draws(draws, self.names)
+        with problem.session():
+            for batch in problem.batches("sampling the remainder"):
+                outputs, recorder, graph = self._forward(batch)
+                losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
+                problem.agrees(batch, losses)
+                agreeing = self._agreeing(batch, outputs, graph)
+                if agreeing != self.layers:
+                    self.layers = agreeing
+                    return False
+                found, _ = self._find(graph, self.layers)
+                curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
+                sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
+        problem.spent["forward"] += 1
+        problem.spent["column"] += 1 + 2 * draws
+        self._take(sweep, draws)
+        return True
+
+    def _portions(self, curved: CurvedBatch, recorder: Recorder, draws: int) -> Iterator[Portion]:
+        names = [name for name in self.layers if name in recorder.edges]
+        from_deltas = recorder.gradients_from_deltas(names)
+        count = curved.batch.count
+        for draw in range(draws):
+            sides = curved.pulled_back(recorder, names, self.seed, self.draws + draw)
+            for name in names:
+                reached = [(sign, side[name]) for sign, side in zip((1.0, -1.0), sides)]
+                if any(delta is None for _, deltas in reached for delta in deltas):
+                    continue  # nothing curved lies above this layer on this batch
+                signs = torch.tensor([[sign] for sign, _ in reached], device=self.problem.device).expand(-1, count)
+                deltas = [torch.stack(pair) for pair in zip(*(deltas for _, deltas in reached))]
+                for local, gradients in from_deltas[name](deltas).items():
+                    parameters = self.problem.layers[name].parameters
+                    if local in parameters:
+                        yield draw, signs, parameters[local], slice(0, count), gradients
+
+    def _take(self, sweep: Accumulators, draws: int) -> None:
+        found, spread = sweep.result(None), sweep.spread
+        assert spread is not None
+        scale = float(sweep.weights.whole().sum()) ** -2
+        for full, sums in found.parameters.items():
+            totals = {
+                "trace": sums.trace,
+                "rows": None if sums.rows is None else sums.rows.sum(1),
+                "columns": None if sums.columns is None else sums.columns.sum(1),
+                "whole": sums.whole,
+                "transposed": sums.transposed,
+            }
+            for form, kind in FORMS.items():
+                total = totals[form]
+                if total is not None:
+                    variance = float(spread.parameters.get((form, full), 0.0)) * scale
+                    self.sums.setdefault((kind, full), Pooled()).add(total.cpu(), variance)
+            for kind, parts in (("entries", sums.diagonal), ("rows", sums.rows), ("columns", sums.columns)):
+                if parts is not None:
+                    self.parts.setdefault((kind, full), Running()).add(parts)
+        for name in self.layers:
+            own = [found.parameters[full].trace.cpu() for full in self.problem.layers[name].parameters.values()]
+            variance = float(spread.layers.get(name, 0.0)) * scale
+            self.by_layer.setdefault(name, Pooled()).add(torch.stack(own).sum(0), variance)
+        traces = torch.stack([sums.trace.cpu() for sums in found.parameters.values()]).sum(0)
+        self.network.add(traces, float(spread.network) * scale)
+        assert found.sample_folds is not None
+        self.samples.add(found.sample_folds)
+        self.draws += draws
+
+    def form(self, kind: str) -> SampledForm:
+        """Return one kind of form of all that was drawn."""
+        return SampledForm(
+            sums={full: sums for (own, full), sums in self.sums.items() if own == kind},
+            parts={full: parts for (own, full), parts in self.parts.items() if own == kind},
+            layers=self.by_layer if kind == "entries" else {},
+            network=self.network,
+            probes=self.draws,
+        )

@@ -1,0 +1,55 @@
+"""How far draws lie apart within each sample: the standard error of sums whose signs are every sample's own.
+
+The draws of two samples are independent, so the variances add up, and a few draws of many samples tell as much of the
+error as many draws would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class SampleSpread:
+    """Variances over draws, summed over samples: by form and parameter, and of traces by layer and in all."""
+
+    def __init__(self, layer_of: Mapping[str, str]) -> None:
+        self.layer_of = layer_of
+        self.parameters: dict[tuple[str, str], Tensor] = {}
+        self.layers: dict[str, Tensor] = {}
+        self.network = torch.zeros((), dtype=torch.float64)
+        self._draws: dict[tuple[str, str], Tensor] = {}  # (F, B) of the present batch
+        self._size = (0, 0)
+
+    def begin(self, count: int, folds: int) -> None:
+        """Begin a batch."""
+        self._size = (folds, count)
+
+    def add(self, form: str, full: str, fold: int, place: slice, values: Tensor) -> None:
+        """Add some columns' weighted values (b,) of a draw."""
+        draws = self._draws.get((form, full))
+        if draws is None:
+            draws = self._draws[form, full] = values.new_zeros(self._size)
+        draws[fold, place] += values
+
+    def end(self, weights: Tensor) -> None:
+        """Take the batch's draws together."""
+        by_layer: dict[str, Tensor] = {}
+        for (form, full), draws in self._draws.items():
+            self.parameters[form, full] = self.parameters.get((form, full), 0) + _variance(draws)
+            if form == "trace":
+                layer = self.layer_of[full]
+                by_layer[layer] = by_layer[layer] + draws if layer in by_layer else draws
+        for layer, draws in by_layer.items():
+            self.layers[layer] = self.layers.get(layer, 0) + _variance(draws)
+        if by_layer:
+            total = torch.stack(list(by_layer.values())).sum(0)
+            self.network = self.network.to(total.device) + _variance(total)
+        self._draws = {}
+
+
+def _variance(draws: Tensor) -> Tensor:
+    """Return the variance over draws (F, B), summed over samples."""
+    return draws.var(0).sum()

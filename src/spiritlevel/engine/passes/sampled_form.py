@@ -1,0 +1,132 @@
+"""What sampling a part of the Hessian gives: means with their errors, by parameter, by layer and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Sampled(Protocol):
+    """A sampled tensor: its mean, its standard error, and two halves that are independent of each other."""
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over draws."""
+
+    @property
+    def stderr(self) -> Tensor:
+        """The standard error of the mean."""
+
+    @property
+    def half_means(self) -> Tensor:
+        """Means over the even and over the odd draws, (2, *shape)."""
+
+
+@dataclass
+class Running:
+    """Mean and standard error of a tensor over probes, with two halves kept apart for cross-fitting."""
+
+    count: int = 0
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the differences to the mean
+    halves: Tensor = field(default_factory=lambda: torch.zeros(2))
+
+    def add(self, draws: Tensor) -> None:
+        """Take in draws (K, *shape); even ones belong to the first half, odd ones to the second."""
+        if self.count == 0:
+            self.total = torch.zeros_like(draws[0])
+            self.squares = torch.zeros_like(draws[0])
+            self.halves = torch.zeros_like(draws[:1]).repeat(2, *([1] * (draws.ndim - 1)))
+        own = draws.mean(0)
+        if self.count:  # two groups' squares about their own means, and about the common one
+            shift = (own - self.mean).square() * (self.count * len(draws) / (self.count + len(draws)))
+            self.squares += shift
+        self.squares += (draws - own).square().sum(0)
+        self.total += draws.sum(0)
+        parity = (self.count + torch.arange(len(draws))) % 2
+        for half in (0, 1):
+            self.halves[half] += draws[parity == half].sum(0)
+        self.count += len(draws)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over probes."""
+        return self.total / self.count
+
+    @property
+    def stderr(self) -> Tensor:
+        """The standard error of the mean over probes."""
+        return (self.squares / max(self.count - 1, 1) / self.count).sqrt()
+
+    @property
+    def half_means(self) -> Tensor:
+        """Means over the even and over the odd probes, (2, *shape): independent of each other."""
+        counts = torch.tensor([(self.count + 1) // 2, self.count // 2], dtype=self.halves.dtype)
+        return self.halves / counts.reshape(2, *([1] * (self.halves.ndim - 1))).to(self.halves)
+
+
+@dataclass
+class Pooled:
+    """A sum over samples whose draws are independent from sample to sample: its error comes from within these."""
+
+    draws: Running = field(default_factory=Running)
+    variance: float = 0.0  # of one draw, times the degrees of freedom it was found with
+    freedom: int = 0
+
+    def add(self, draws: Tensor, variance: float) -> None:
+        """Take in draws (K,) and the variance of one."""
+        self.draws.add(draws)
+        self.variance += variance * (len(draws) - 1)
+        self.freedom += len(draws) - 1
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over draws."""
+        return self.draws.mean
+
+    @property
+    def stderr(self) -> Tensor:
+        """The standard error of the mean."""
+        return torch.tensor((self.variance / self.freedom / self.draws.count) ** 0.5, dtype=torch.float64)
+
+    @property
+    def half_means(self) -> Tensor:
+        """Means over the even and over the odd draws."""
+        return self.draws.half_means
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What was found without drawing anything."""
+
+    value: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The value."""
+        return self.value
+
+    @property
+    def stderr(self) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(self.value)
+
+    @property
+    def half_means(self) -> Tensor:
+        """The value twice."""
+        return torch.stack([self.value, self.value])
+
+
+@dataclass
+class SampledForm:
+    """One kind of quadratic form of R over the parameters it was sampled on."""
+
+    sums: Mapping[str, Sampled]  # parameter -> the form summed over the parameter (trace, sum over rows, ...)
+    parts: Mapping[str, Sampled]  # parameter -> entry by entry, row by row or column by column
+    layers: Mapping[str, Sampled]  # layer -> summed over its parameters
+    network: Sampled  # summed over all parameters
+    probes: int = 0

@@ -1,0 +1,156 @@
+"""R = H - G over the layers that are not exact: by their operations where these are known, else by probes of parameters.
+
+Nothing is sampled before it is asked for, and then as much as a first look takes.  Whoever finds a value's error too
+large asks for more, until what may be spent is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.engine.passes.operation_sampling import OperationSampling
+from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling, by_layer
+from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
+from spiritlevel.inputs.open_problem import OpenProblem
+
+# What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
+DRAW_COST, PROBE_COST = 1.4, 4.0
+# Draws before anybody looks at errors: those of sums come from all samples, those of single entries from the draws alone.
+FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
+TOGETHER = 8  # draws that share one sweep
+GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
+
+
+@dataclass(frozen=True)
+class Added:
+    """The sum of things that were sampled independently of each other."""
+
+    parts: list[Sampled]
+
+    @property
+    def mean(self) -> Tensor:
+        """The sum of the means."""
+        return torch.stack([part.mean.cpu() for part in self.parts]).sum(0)
+
+    @property
+    def stderr(self) -> Tensor:
+        """The standard error of the sum."""
+        return torch.stack([part.stderr.cpu() for part in self.parts]).square().sum(0).sqrt()
+
+    @property
+    def half_means(self) -> Tensor:
+        """The sums of the halves."""
+        return torch.stack([part.half_means.cpu() for part in self.parts]).sum(0)
+
+
+class Remainder:
+    """What is known of R so far, and what has been spent on it."""
+
+    def __init__(
+        self,
+        problem: OpenProblem,
+        by_operations: list[str],
+        others: list[str],
+        wants: frozenset[str],
+        *,
+        seed: int,
+        budget: float,
+    ) -> None:
+        self.problem, self.budget, self.spent = problem, budget, 0.0
+        self.operations = OperationSampling(problem, by_operations, wants, seed)
+        left = [name for name in by_operations if name not in self.operations.layers]
+        names = [full for name in left for full in problem.layers[name].parameters.values()]
+        self.others = ParameterSampling(
+            problem,
+            [name for name in problem.parameters if name in {*others, *names}],
+            keep_diagonal="diagonal" in wants,
+            seed=seed,
+            of="hessian" if problem.survey.coupled else "remainder",
+        )
+
+    def form(self, kind: Kind) -> SampledForm | None:
+        """Return what is known of a kind of form, at first from a few draws; None where nothing has such a form."""
+        found = []
+        if self.operations.layers:
+            if not self.operations.draws:
+                self._draw(FIRST_DRAWS_OF_PARTS if self.operations.wants else FIRST_DRAWS)
+            found.append(self.operations.form(kind))
+        before = self._probes
+        by_probes = self.others.form(kind)
+        self.spent += PROBE_COST * (self._probes - before)
+        if by_probes is not None:
+            found.append(by_probes)
+        return _together(found)
+
+    @property
+    def layers_of_others(self) -> set[str]:
+        """The layers with parameters that go by probes."""
+        return set(by_layer(self.problem, self.others.names))
+
+    @property
+    def most_draws(self) -> int:
+        """Draws or probes, whichever are more, that a value rests on."""
+        return max([self.operations.draws, *(form.probes for form in self.others.forms.values())])
+
+    def samples(self, draws: int) -> Sampled | None:
+        """Return each sample's own trace over the layers that go by operations, from at least so many draws."""
+        if not self.operations.layers:
+            return None
+        if self.operations.draws < draws:
+            self._draw(max(draws - self.operations.draws, 2))
+        return self.operations.samples
+
+    @property
+    def _probes(self) -> int:
+        return sum(form.probes for form in self.others.forms.values()) + self.others.size * self.others.written_out
+
+    def _draw(self, draws: int) -> None:
+        left = draws
+        while left > 0:
+            # No sweep of a single draw: it would say nothing of its error.
+            count = left if left <= TOGETHER else min(TOGETHER, left - 2) if left - TOGETHER == 1 else TOGETHER
+            self.operations.more(count)
+            self.spent += DRAW_COST * count
+            left -= count
+
+    def improve(self, ratio: float, kinds: Collection[Kind]) -> bool:
+        """Sample so much more that variances fall by ``ratio``, or as much of it as may be spent; False for nothing."""
+        room = self.budget - self.spent
+        growth = min(ratio * 1.1, GROWTH) - 1
+        drawn = False
+        sampled = [kind for kind in kinds if kind != "whole" and self.others.names_for(kind)]
+        if sampled and not self.others.written_out:
+            for kind in sampled:
+                known = self.others.form(kind)
+                assert known is not None
+                count = BLOCK * math.ceil(growth * known.probes / BLOCK)
+                count = min(count, int(room / len(sampled) / PROBE_COST))
+                if count >= 1:
+                    before = self._probes
+                    self.others.more(kind, count)
+                    self.spent += PROBE_COST * (self._probes - before)
+                    drawn = True
+        if self.operations.layers and self.operations.draws:
+            room = self.budget - self.spent
+            count = min(math.ceil(growth * self.operations.draws), int(room / DRAW_COST))
+            if count >= 2:
+                self._draw(count)
+                drawn = True
+        return drawn
+
+
+def _together(forms: list[SampledForm]) -> SampledForm | None:
+    if len(forms) < 2:
+        return forms[0] if forms else None
+    return SampledForm(
+        sums={name: part for form in forms for name, part in form.sums.items()},
+        parts={name: part for form in forms for name, part in form.parts.items()},
+        layers={name: part for form in forms for name, part in form.layers.items()},
+        network=Added([form.network for form in forms]),
+        probes=max(form.probes for form in forms),
+    )
