@@ -87,7 +87,9 @@ def summary_of(found: list[Measured]) -> list[str]:
     for name, zs in errors.items():
         if zs:
             covered = sum(abs(z) <= COVERED for z in zs) / len(zs)
-            lines.append(f"{name:24} {len(zs):5} estimates, {covered:.1%} within {COVERED} errors, at most {max(map(abs, zs)):.1f}")
+            lines.append(
+                f"{name:24} {len(zs):5} estimates, {covered:.1%} within {COVERED} errors, at most {max(map(abs, zs)):.1f}"
+            )
     costs = {one.name: statistics.median(one.passes) for one in ran}
     above = [name for name, cost in costs.items() if cost > MOST]
     lines.append(f"median {statistics.median(costs.values()):,.0f} gradient passes (asked for: {MEDIAN})")

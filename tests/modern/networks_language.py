@@ -176,7 +176,10 @@ class T5Attention(nn.Module):
 
     def forward(self, x: Tensor, states: Tensor, bias: Tensor | None) -> Tensor:
         b, _, width = x.shape
-        q, k, v = (f(s).view(b, -1, 2, width // 2).transpose(1, 2) for f, s in [(self.q, x), (self.k, states), (self.v, states)])
+        q, k, v = (
+            f(s).view(b, -1, 2, width // 2).transpose(1, 2)
+            for f, s in [(self.q, x), (self.k, states), (self.v, states)]
+        )
         scores = torch.matmul(q, k.transpose(3, 2))
         if bias is not None:
             scores = scores + bias

@@ -46,7 +46,9 @@ class TimeMix(nn.Module):
         super().__init__()
         self.time_decay = nn.Parameter(torch.linspace(-2.0, 1.0, WIDTH))
         self.time_first = nn.Parameter(torch.zeros(WIDTH))
-        self.time_mix_k, self.time_mix_v, self.time_mix_r = (nn.Parameter(torch.full((1, 1, WIDTH), 0.5)) for _ in "kvr")
+        self.time_mix_k, self.time_mix_v, self.time_mix_r = (
+            nn.Parameter(torch.full((1, 1, WIDTH), 0.5)) for _ in "kvr"
+        )
         self.key, self.value, self.receptance = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in "kvr")
         self.output = nn.Linear(WIDTH, WIDTH, bias=False)
 

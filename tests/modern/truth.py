@@ -143,7 +143,9 @@ def _truth(trained: Trained, count: int) -> Truth:
     written = Written(trained, count)
     dense = Dense(trained.problem(count))
     assert dense.names == written.names
-    assert math.isclose(float(dense.loss_at(dense.theta).detach()), written.loss, rel_tol=1e-9), "two ways to write the mean loss disagree"
+    assert math.isclose(float(dense.loss_at(dense.theta).detach()), written.loss, rel_tol=1e-9), (
+        "two ways to write the mean loss disagree"
+    )
     dense.hessian = written.hessian  # the formulas are taken of the Hessian written here
     values = {}
     for name, formula in FORMULAS.items():
