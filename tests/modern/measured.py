@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 import spiritlevel as sl
+from spiritlevel.engine.blocks import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.values.errors import SpiritlevelError
-from spiritlevel.engine.blocks import TensorEstimate
 from tests.modern.network import ModernNetwork, Trained, outputs_of
 from tests.modern.truth import Truth, truth_of
 from tests.modern.verdict import Verdict, judge, layer_errors, sample_errors

@@ -1,4 +1,4 @@
-"""Whether a measured value is right, by what it says of itself: exact, certified, estimated with an error, or a bound."""
+"""Whether a measured value is right, by what it says of itself: exact, certified, estimated or a bound."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from spiritlevel.engine.operators.differentiation import derivative_along
 from spiritlevel.engine.operators.products import sweep_products
 from spiritlevel.engine.passes.sampled_form import Exact, Running, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 
 Kind = Literal["entries", "rows", "columns", "whole", "transposed"]
@@ -286,7 +287,8 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     squares, halves = torch.zeros_like(total), torch.zeros(2, len(total), dtype=torch.float64)
     with problem.session():
         for batch in problem.batches("each sample's remainder"):
-            outputs = problem.outputs(batch.content)
+            with ComposedLayerNorm():  # pushing forward twice differentiates three times
+                outputs = problem.outputs(batch.content)
             losses, _ = problem.loss.per_sample(outputs, batch.content)
             problem.agrees(batch, losses)
             place = slice(batch.start, batch.start + batch.count)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -40,6 +41,36 @@ def without_encoder_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+class ComposedLayerNorm(TorchFunctionMode):
+    """Layer normalisation from single operations, while it is entered.
+
+    torch's own is right when differentiated twice. A third time, which pushing a probe forward twice needs, it is
+    wrong without a word: along the same direction 0.111 where differences and two backward passes give 0.207.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (functional.layer_norm, torch.layer_norm):
+            return _layer_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(dims, keepdim=True)
+    found = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
 
 
 class _ComposedWeightNorm(TorchFunctionMode):

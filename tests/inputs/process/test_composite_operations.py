@@ -1,0 +1,42 @@
+"""Fused operations composed of single ones: the same values, and derivatives that torch's own do not give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.engine.operators.differentiation import derivative_along
+from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6)])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 0.3}])
+def test_a_composed_layer_norm_has_torchs_values(shape: tuple[int, ...], options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(shape, **options).double()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(4, 3, 6, dtype=torch.float64)
+    with ComposedLayerNorm():
+        composed = norm(x), torch.layer_norm(x, (6,))
+    torch.testing.assert_close(composed, (norm(x), torch.layer_norm(x, (6,))), rtol=1e-12, atol=1e-12)
+
+
+def test_a_composed_layer_norm_can_be_pushed_forward_twice() -> None:
+    """The second derivative along a direction, against central differences."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(5).double()
+    x, direction, weight = torch.randn(3, 2, 5, dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        return (norm(x) * weight).sum(-1)
+
+    leaf = x.clone().requires_grad_()
+    with ComposedLayerNorm():
+        values = value(leaf)
+    slope = derivative_along(values, [leaf], [direction], create_graph=True)
+    found = derivative_along(slope, [leaf], [direction])
+    step = 1e-4
+    differences = (value(x + step * direction) + value(x - step * direction) - 2 * value(x)) / step**2
+    torch.testing.assert_close(found, differences.detach(), rtol=1e-5, atol=1e-6)
