@@ -170,20 +170,6 @@ def test_cross_entropy_of_several_networks_at_once() -> None:
     torch.testing.assert_close(together, each)
 
 
-def test_index_signs_are_balanced_and_uncorrelated() -> None:
-    signs = sl.index_signs(3, 4, torch.arange(500), 130)
-    assert signs.shape == (4, 500, 130)
-    assert set(signs.unique().tolist()) == {-1.0, 1.0}
-    assert signs.mean().abs() < 4 / signs.numel() ** 0.5
-    for axis in range(3):
-        neighbours = signs.narrow(axis, 1, signs.shape[axis] - 1) * signs.narrow(axis, 0, signs.shape[axis] - 1)
-        assert neighbours.mean().abs() < 4 / neighbours.numel() ** 0.5
-    columns = signs.permute(2, 0, 1).flatten(1)
-    correlations = (columns @ columns.T / columns.shape[1]).fill_diagonal_(0)
-    assert correlations.abs().max() < 5.5 / columns.shape[1] ** 0.5
-    torch.testing.assert_close(sl.index_signs(3, 4, torch.tensor([77]), 65)[:, 0], signs[:, 77, :65], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("outputs", "batch", "words"),
     [

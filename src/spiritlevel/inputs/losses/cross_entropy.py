@@ -105,7 +105,7 @@ class CrossEntropy(Loss):
             at_once = max(1, ENTRIES_AT_ONCE // logits.numel())
             columns = torch.empty(sketch.count, *logits.shape, dtype=outputs.dtype, device=outputs.device)
             for first, part in enumerate(columns.split(at_once)):
-                signs = sketch.signs(outputs, count, draws=len(part), first_draw=first * at_once)
+                signs = sketch.signs(outputs, count, draws=len(part), passed=first * at_once)
                 coefficients = signs.unflatten(-1, (positions, classes - 1))
                 part.copy_(softmax_factor_times(logits, coefficients) * root)
         return Factor(
