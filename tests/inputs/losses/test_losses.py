@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -15,13 +14,13 @@ from spiritlevel.inputs import losses as sl
 from spiritlevel.values.errors import UsageError
 from tests.inputs.losses.derivatives import (
     WEIGHTS,
-    assembled,
     assert_second_derivative,
     assert_total,
     focal,
     randint,
     randn,
 )
+from tests.inputs.losses.sketches import assert_signs_belong_to_the_sample, assert_unbiased
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -123,27 +122,6 @@ def test_factor_takes_the_dtype_of_the_outputs() -> None:
     assert factor.columns.dtype == torch.float32
     expected = sl.softmax_impurity(outputs)
     torch.testing.assert_close(factor.columns.double().square().sum((0, 2)), expected, rtol=1e-6, atol=0)
-
-
-def assert_unbiased(loss: sl.Loss, outputs: Tensor, batch: Any, draws: int = 40_000) -> None:
-    factor = loss.factor(outputs, batch, limit=1, draws=draws, generator_seed=5)
-    assert not factor.exact
-    assert factor.draws == draws
-    expected = assembled(loss.factor(outputs, batch, limit=10_000))
-    columns = factor.columns.reshape(*factor.signs.shape, -1).unflatten(0, (draws, -1))
-    each = torch.einsum("dcb,dcbi,dcbj->dbij", factor.signs.unflatten(0, (draws, -1)), columns, columns)
-    error = each.std(0) / draws**0.5
-    assert (each.mean(0) - expected).abs().le(4.5 * error + 1e-12 * expected.abs().max()).all()
-
-
-def assert_signs_belong_to_the_sample(loss: sl.Loss, outputs: Tensor, batch_of: Callable[[Tensor], Any]) -> None:
-    everything = torch.arange(len(outputs))
-    whole = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100)
-    chosen = torch.tensor([4, 1])
-    part = loss.factor(outputs[chosen], batch_of(chosen), limit=1, draws=3, indices=chosen + 100)
-    torch.testing.assert_close(part.columns, whole.columns[:, chosen], rtol=1e-12, atol=1e-15)
-    other = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100, generator_seed=1)
-    assert not torch.allclose(other.columns, whole.columns)
 
 
 def test_cross_entropy_sketches() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
+from spiritlevel.inputs.losses.positions import from_positions, to_positions
 from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
@@ -109,7 +110,7 @@ class CrossEntropy(Loss):
                 coefficients = signs.unflatten(-1, (positions, classes - 1))
                 part.copy_(softmax_factor_times(logits, coefficients) * root)
         return Factor(
-            columns=_restore(columns, outputs, axis),
+            columns=from_positions(columns, outputs, axis),
             signs=torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device),
             psd=True,
             exact=exact,
@@ -119,8 +120,8 @@ class CrossEntropy(Loss):
     def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v = s·(p∘v - p (p·v)) for each of the vectors ``(K, B, *output shape)``."""
         logits, labels, axis = self._read(outputs, batch)
-        product = softmax_hessian_times(logits, _flatten(vectors, axis, lead=2)) * self._curvature(logits, labels)
-        return _restore(product, outputs, axis).to(vectors.dtype)
+        product = softmax_hessian_times(logits, to_positions(vectors, axis, lead=2)) * self._curvature(logits, labels)
+        return from_positions(product, outputs, axis).to(vectors.dtype)
 
     def _read(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor, int]:
         """Logits ``(B, T, C)``, labels ``(B, T)`` or probabilities ``(B, 1, C)``, and the axis of the classes."""
@@ -148,7 +149,7 @@ class CrossEntropy(Loss):
         else:
             axis = self._find_class_axis(outputs, labels)
             labels = labels.long().reshape(len(outputs), -1)
-        logits = _flatten(outputs, axis, lead=1)
+        logits = to_positions(outputs, axis, lead=1)
         classes = logits.shape[-1]
         if classes < 2:
             raise UsageError(
@@ -267,17 +268,3 @@ class NextToken(Loss):
             )
         # The last position predicts nothing: its label is one that is ignored.
         return (None, F.pad(labels[:, 1:], (0, 1), value=self.ignore_index))
-
-
-def _flatten(x: Tensor, axis: int, lead: int) -> Tensor:
-    """View with the classes last and all positions in one axis, behind ``lead`` axes that stay."""
-    if axis == 1:
-        x = x.movedim(lead, -1)
-    return x.reshape(*x.shape[:lead], -1, x.shape[-1])
-
-
-def _restore(x: Tensor, outputs: Tensor, axis: int) -> Tensor:
-    """Bring ``(K, B, T, C)`` back to ``(K, *outputs.shape)``."""
-    if axis == 1:
-        return x.reshape(len(x), *outputs.movedim(1, -1).shape).movedim(-1, 2)
-    return x.reshape(len(x), *outputs.shape)

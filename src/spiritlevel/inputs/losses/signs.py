@@ -44,4 +44,4 @@ def index_signs(
     # A word's lowest byte comes first in memory, on every processor and device that torch is built for.
     places = words.view(torch.uint8).reshape(-1).int()
     signs = _signs_of_bytes(dtype, device).index_select(0, places)
-    return signs.view(*state.shape, words.shape[-1] * _WORD)[..., :count]
+    return signs.view(*state.shape, words.shape[-1] * _WORD)[..., :count].contiguous()
