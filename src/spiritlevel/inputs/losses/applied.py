@@ -16,7 +16,7 @@ from spiritlevel.inputs.losses.base import Factor, Sketch
 from spiritlevel.inputs.losses.indefinite import signed_roots
 from spiritlevel.inputs.losses.positions import from_positions, to_positions
 from spiritlevel.inputs.losses.signs import index_signs
-from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
+from spiritlevel.inputs.losses.softmax import softmax_hessian_times, softmax_sketch_times
 
 # A position's own block of Λ is formed for this many outputs at most, and of so many entries in all for one sample.
 # Both are of a sample, not of a batch, so that the batch's size changes no number.
@@ -115,7 +115,7 @@ def _of_softmax(scale: Tensor, outputs: Tensor, axis: int, sketch: Sketch) -> Fa
     def columns(part: slice) -> list[Tensor]:
         draws = part.stop - part.start
         signs = sketch.signs(outputs, shape[1] * shape[2], draws=draws, passed=part.start).view(draws, *shape)
-        return [from_positions(softmax_factor_times(logits, signs) * root, outputs, axis)]
+        return [from_positions(softmax_sketch_times(logits, signs) * root, outputs, axis)]
 
     return _factor(columns, outputs, sketch)
 

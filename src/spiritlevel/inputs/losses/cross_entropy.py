@@ -13,7 +13,7 @@ from torch import Tensor
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.positions import from_positions, to_positions
-from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
+from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times, softmax_sketch_times
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
 
@@ -108,7 +108,7 @@ class CrossEntropy(Loss):
             for first, part in enumerate(columns.split(at_once)):
                 signs = sketch.signs(outputs, count, draws=len(part), passed=first * at_once)
                 coefficients = signs.unflatten(-1, (positions, classes - 1))
-                part.copy_(softmax_factor_times(logits, coefficients) * root)
+                part.copy_(softmax_sketch_times(logits, coefficients) * root)
         return Factor(
             columns=from_positions(columns, outputs, axis),
             signs=torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device),
