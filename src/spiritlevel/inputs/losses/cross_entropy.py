@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -229,8 +229,9 @@ class CrossEntropy(Loss):
 class SameToken(CrossEntropy):
     """Cross-entropy of the outputs ``(B, T, C)`` at each position against the label ``(B, T)`` at the same one.
 
-    It is that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs
-    leave open is then decided.
+    That is the loss of masked tokens, of tags, and of an encoder-decoder, whose model shifts the labels itself. It is
+    that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs leave open
+    is then decided.
     """
 
     name: str = field(default="same_token", init=False, repr=False)
@@ -239,7 +240,11 @@ class SameToken(CrossEntropy):
 
 @dataclass(frozen=True)
 class NextToken(Loss):
-    """Cross-entropy of the outputs ``(B, T, C)`` at position t against the label ``(B, T)`` at t + 1."""
+    """Cross-entropy of the outputs ``(B, T, C)`` at position t against the label ``(B, T)`` at t + 1.
+
+    A label of ``ignore_index`` weighs nothing, nor does one that a batch's "attention_mask", where it has the labels'
+    shape, says is padding.
+    """
 
     name: str = field(default="next_token", init=False, repr=False)
     ignore_index: int = -100
@@ -266,5 +271,15 @@ class NextToken(Loss):
                 f"next_token found outputs of shape {tuple(outputs.shape)} and labels of type {labels.dtype} and shape "
                 f"{tuple(labels.shape)}: it needs outputs (B, T, C) and integer labels (B, T)."
             )
+        mask = _attention_mask(batch)
+        if mask is not None and mask.shape == labels.shape:
+            labels = labels.masked_fill(mask.to(labels.device) == 0, self.ignore_index)
         # The last position predicts nothing: its label is one that is ignored.
         return (None, F.pad(labels[:, 1:], (0, 1), value=self.ignore_index))
+
+
+def _attention_mask(batch: Content) -> Tensor | None:
+    """The mask of a dict's inputs, or of inputs in a dict of their own beside the labels."""
+    inputs = batch if isinstance(batch, Mapping) else batch[0]
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return mask if isinstance(mask, Tensor) else None
