@@ -38,8 +38,8 @@ class GaussianNLL(Loss):
         """A column of either sign for each entry, or sketches of them; see :class:`Loss`.
 
         With r = μ - y an entry's block is e^-s ((1, -r), (-r, r²/2)), of determinant -r²/2 e^-2s: one eigenvalue of
-        either sign. With d = (1 - r²/2)/2 and R = √(d² + r²) the larger is (1 + r²/2)/2 + R, of the vector (R + d, -r) or
-        (-r, R - d), whichever does not cancel; the other follows from the determinant.
+        either sign. With d = (1 - r²/2)/2 and R = √(d² + r²) the larger is (1 + r²/2)/2 + R, of the vector (R + d, -r)
+        or (-r, R - d), whichever does not cancel; the other follows from the determinant.
         """
         mean, log, labels, axis = self._read(outputs.detach().double(), batch)
         r = mean - labels
