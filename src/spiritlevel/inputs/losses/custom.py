@@ -20,6 +20,16 @@ from spiritlevel.values.errors import SpiritlevelError, UsageError
 MOST_OUTPUTS = 512
 
 
+def coupled_in_words(name: str, sign: str) -> str:
+    """Say that a loss couples the samples of a batch, by what ``sign`` it is known."""
+    return (
+        f"The loss {name} couples the samples of a batch: {sign}, so no loss and no curvature per sample exists, whatever "
+        "the order of the data; return losses that each depend on their own sample alone, for instance on a pair of "
+        "embeddings that is one sample (loss='contrastive_pairs'), or measure in mode='train' the loss of the batches as "
+        "they come."
+    )
+
+
 @dataclass(frozen=True)
 class CallableLoss(Loss):
     """A function (outputs, batch) -> losses ``(B,)`` or ``(B, T, ...)``, or a pair (losses, weights) of one shape.
@@ -95,10 +105,7 @@ class CallableLoss(Loss):
     def _refuse_coupling(self, outputs: Tensor, product: Tensor) -> None:
         """Refuse a function that maps a vector which is zero at every second sample to one that is not."""
         if bool((product[1::2] != 0).any()):
-            raise SpiritlevelError(
-                f"The loss {self.name} couples the samples of a batch: one sample's outputs change another's gradient, "
-                "so no curvature per sample exists; return losses that each depend on their own sample alone."
-            )
+            raise SpiritlevelError(coupled_in_words(self.name, "one sample's outputs change another's gradient"))
 
     def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, by differentiating the gradient again."""
