@@ -23,10 +23,10 @@ MOST_OUTPUTS = 512
 def coupled_in_words(name: str, sign: str) -> str:
     """Say that a loss couples the samples of a batch, by what ``sign`` it is known."""
     return (
-        f"The loss {name} couples the samples of a batch: {sign}, so no loss and no curvature per sample exists, whatever "
-        "the order of the data; return losses that each depend on their own sample alone, for instance on a pair of "
-        "embeddings that is one sample (loss='contrastive_pairs'), or measure in mode='train' the loss of the batches as "
-        "they come."
+        f"The loss {name} couples the samples of a batch: {sign}, so no loss and no curvature per sample exists, "
+        "whatever the order of the data; return losses that each depend on their own sample alone, for instance on a "
+        "pair of embeddings that is one sample (loss='contrastive_pairs'), or measure in mode='train' the loss of the "
+        "batches as they come."
     )
 
 
