@@ -75,7 +75,7 @@ def measure_command(
         str | None,
         typer.Option(
             help="cross_entropy (default), binary_cross_entropy, mean_squared_error, normalized_cross_entropy, "
-            "next_token or same_token."
+            "next_token, same_token, gaussian_nll, contrastive_pairs, or model: a Hugging Face model's own."
         ),
     ] = None,
     samples: Annotated[

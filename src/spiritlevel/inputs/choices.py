@@ -11,13 +11,11 @@ from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.input_first import storage_order
 from spiritlevel.inputs.losses import CallableLoss, CrossEntropy, SameToken, labels_of
 from spiritlevel.inputs.losses.base import LABEL_KEYS
+from spiritlevel.inputs.losses.of_model import LANGUAGE_MODELS
 from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
     from spiritlevel.inputs.open_problem import OpenProblem
-
-# How Hugging Face names the classes whose outputs are scores of the next token.
-LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 
 
 def ask_for_labels(problem: OpenProblem, content: Content) -> None:

@@ -58,7 +58,7 @@ class Given(ChosenParameters):
         source = open_source(data, batch_size=batch_size, samples=samples, seed=seed)
         self._fill(
             model=opened,
-            loss=resolve(loss),
+            loss=resolve(loss, opened),
             mode=mode,
             seed=seed,
             chosen_parameters=choose_parameters(opened, parameters),

@@ -71,6 +71,7 @@ class OpenProblem(ChosenParameters):
         self._weights_before: WeightsBefore | None = None  # until the first forward pass
         self._writes_nothing = False  # the model's forward leaves its parameters alone
         self._own_buffers: dict[str, Tensor] = {}  # those that a forward pass writes to, as they were
+        self._differentiates_inside = False  # the model's forward takes gradients itself (physics-informed)
         self._writes_to_inputs: bool | None = None  # until the first forward pass; then it gets copies, if it does
         self._batch_size: int | None = None  # of sweeps over data in memory, once it is chosen
         self._expected: tuple[Tensor, Tensor] | None = None
@@ -99,7 +100,7 @@ class OpenProblem(ChosenParameters):
             places = torch.linspace(0, batch.count - 1, min(count, batch.count), device="cpu").long()
             few = OpenProblem(self.given.replaced(source=held(pick_samples(batch.content, places))))
         few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
-        few._own_buffers = self._own_buffers
+        few._own_buffers, few._differentiates_inside = self._own_buffers, self._differentiates_inside
         return few
 
     def in_own_batches(self) -> OpenProblem:
@@ -230,12 +231,7 @@ class OpenProblem(ChosenParameters):
         if self._writes_to_inputs is not False:
             content = map_tensors(content, torch.clone)
         with watched, fast_max_pool(self.device):
-            if parameters is None and not self._own_buffers:
-                outputs = self._forward(content)
-            else:
-                fresh = {name: buffer.clone() for name, buffer in self._own_buffers.items()}
-                replaced = {f"model.{name}": tensor for name, tensor in {**fresh, **(parameters or {})}.items()}
-                outputs = torch.func.functional_call(self._forward, replaced, (content,))
+            outputs = self._run(content, parameters)
         for text in self.watch.left_out:
             self.note(text)
         if self._writes_to_inputs is None and parameters is None:  # the first time: by the values themselves
@@ -251,6 +247,29 @@ class OpenProblem(ChosenParameters):
                     f"The model's forward writes to its buffers ({next(iter(self._own_buffers))}): every pass begins "
                     "with those it came with."
                 )
+        return outputs
+
+    def _run(self, content: Content, parameters: Mapping[str, Tensor] | None) -> Tensor:
+        """Call the model; one that differentiates inside its forward is given a graph where none is asked for."""
+        if torch.is_grad_enabled():
+            return self._call(content, parameters)
+        if not self._differentiates_inside:
+            try:
+                return self._call(content, parameters)
+            except RuntimeError as error:
+                if "require grad" not in str(error):
+                    raise
+        with torch.enable_grad():
+            outputs = self._call(content, parameters).detach()
+        self._differentiates_inside = True
+        return outputs
+
+    def _call(self, content: Content, parameters: Mapping[str, Tensor] | None) -> Tensor:
+        if parameters is None and not self._own_buffers:
+            return self._forward(content)
+        fresh = {name: buffer.clone() for name, buffer in self._own_buffers.items()}
+        replaced = {f"model.{name}": tensor for name, tensor in {**fresh, **(parameters or {})}.items()}
+        outputs: Tensor = torch.func.functional_call(self._forward, replaced, (content,))
         return outputs
 
     def agrees(self, batch: Batch, losses: Tensor) -> None:

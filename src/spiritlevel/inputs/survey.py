@@ -11,7 +11,8 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.choices import ask_for_labels, ask_which_token, choices_taken
 from spiritlevel.inputs.contents import Content, slice_batch, tensors_of
 from spiritlevel.inputs.fingerprints import Fingerprint
-from spiritlevel.inputs.losses import labels_of
+from spiritlevel.inputs.losses import CallableLoss, labels_of
+from spiritlevel.inputs.losses.custom import coupled_in_words
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.torch_internals.base_classes import BATCH_NORMS
@@ -124,7 +125,9 @@ class Surveyor:
         """
         problem = self.problem
         _refuse_not_finite_losses(self._first_losses)  # NaN never equals itself, which is nobody's shuffling
-        self.coupled = _depends_on_neighbours(problem, batch, outputs)
+        self.coupled = _depends_on_neighbours(problem, batch, outputs) or _has_coupled_losses(
+            problem, batch, outputs, self._first_losses
+        )
         if self.coupled or batch.count == 1:
             for _ in range(LOOKS):  # a hook that counts its calls acts on some of them only
                 again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
@@ -177,6 +180,28 @@ def _refuse_not_finite(finite: Tensor, start: int = 0) -> None:
         raise SpiritlevelError(
             f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
         )
+
+
+def _has_coupled_losses(problem: OpenProblem, batch: Batch, outputs: Tensor, together: Tensor) -> bool:
+    """Whether a user's loss gives a part of the batch other values alone than beside the rest, of the same outputs.
+
+    In training mode it is then the loss of the batches as they come. Else it is refused: sweeps in other batches would
+    find other losses, which is what shuffled data looks like.
+    """
+    half = batch.count // 2
+    if not isinstance(problem.loss, CallableLoss) or not half:
+        return False
+    for part in (slice(0, half), slice(half, batch.count)):
+        try:
+            alone, _ = problem.loss.per_sample(outputs[part], slice_batch(batch.content, part.start, part.stop))
+        except Exception:  # what the loss cannot do with fewer samples is said where that is asked of it
+            return False
+        if not _close(alone.detach().double(), together[part], problem.dtype):
+            if problem.mode == "train":
+                return True
+            said = "a sample's loss is another when other samples of its batch are left away"
+            raise SpiritlevelError(coupled_in_words(problem.loss.name, said))
+    return False
 
 
 def _depends_on_neighbours(problem: OpenProblem, batch: Batch, outputs: Tensor) -> bool:

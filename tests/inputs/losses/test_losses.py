@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -15,13 +14,13 @@ from spiritlevel.inputs import losses as sl
 from spiritlevel.values.errors import UsageError
 from tests.inputs.losses.derivatives import (
     WEIGHTS,
-    assembled,
     assert_second_derivative,
     assert_total,
     focal,
     randint,
     randn,
 )
+from tests.inputs.losses.sketches import assert_signs_belong_to_the_sample, assert_unbiased
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -61,6 +60,52 @@ def test_next_token_is_the_shifted_cross_entropy() -> None:
     assert_second_derivative(sl.NextToken(), outputs, {"labels": labels})
     _, weights = sl.NextToken().per_sample(outputs, {"labels": labels})
     assert weights.tolist() == [2.0, 4.0, 4.0]
+
+
+def test_padding_weighs_nothing_in_the_next_token() -> None:
+    outputs, labels = randn(3, 5, 4), randint(4, 3, 5)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    ignored = labels.masked_fill(mask == 0, -100)
+    expected = F.cross_entropy(outputs[:, :-1].reshape(-1, 4), ignored[:, 1:].reshape(-1))
+    for batch in ({"labels": labels, "attention_mask": mask}, ({"attention_mask": mask.bool()}, labels)):
+        assert_total(sl.NextToken(), outputs, batch, expected)
+        assert_second_derivative(sl.NextToken(), outputs, batch)
+        assert sl.NextToken().per_sample(outputs, batch)[1].tolist() == [2.0, 3.0, 4.0]
+        columns = sl.NextToken().factor(outputs, batch, limit=100).columns
+        assert columns[:, 0, 2:].abs().max() == 0  # what they predict is padding
+        assert columns[:, 0, :2].abs().max() > 0
+    other = {"labels": labels, "attention_mask": torch.zeros(3, 7)}  # of other inputs: an encoder's
+    plain = F.cross_entropy(outputs[:, :-1].reshape(-1, 4), labels[:, 1:].reshape(-1))
+    assert_total(sl.NextToken(), outputs, other, plain)
+
+
+def test_an_ignored_token_of_ones_own() -> None:
+    outputs, labels = randn(3, 5, 4), randint(4, 3, 5)
+    expected = F.cross_entropy(outputs[:, :-1].reshape(-1, 4), labels[:, 1:].reshape(-1), ignore_index=0)
+    assert_total(sl.NextToken(ignore_index=0), outputs, (None, labels), expected)
+    assert_second_derivative(sl.NextToken(ignore_index=0), outputs, (None, labels))
+
+
+def test_masked_tokens_are_the_labels_that_count() -> None:
+    outputs, tokens = randn(3, 5, 5), randint(5, 3, 5)
+    labels = tokens.masked_fill(randint(2, 3, 5, seed=4) == 0, -100)
+    loss = sl.resolve("masked_token")
+    assert_total(loss, outputs, {"labels": labels}, F.cross_entropy(outputs.flatten(0, 1), labels.flatten()))
+    assert_second_derivative(loss, outputs, {"labels": labels})
+    assert torch.equal(loss.per_sample(outputs, {"labels": labels})[1], (labels != -100).sum(1).double())
+
+
+def test_ignored_pixels_weigh_nothing() -> None:
+    outputs, labels = randn(3, 4, 2, 3), randint(4, 3, 2, 3)
+    labels[0, 1] = labels[1] = 255
+    loss = sl.resolve(nn.CrossEntropyLoss(ignore_index=255))
+    assert_total(loss, outputs, (None, labels), F.cross_entropy(outputs, labels, ignore_index=255))
+    assert_second_derivative(loss, outputs, (None, labels))
+    assert loss.per_sample(outputs, (None, labels))[1].tolist() == [3.0, 0.0, 6.0]
+    for limit in (100, 1):
+        columns = loss.factor(outputs, (None, labels), limit=limit).columns
+        assert columns[:, 0, :, 1].abs().max() == columns[:, 1].abs().max() == 0
+        assert columns[:, 0, :, 0].abs().max() > 0
 
 
 def exact_softmax(logits: list[float]) -> list[Decimal]:
@@ -125,27 +170,6 @@ def test_factor_takes_the_dtype_of_the_outputs() -> None:
     torch.testing.assert_close(factor.columns.double().square().sum((0, 2)), expected, rtol=1e-6, atol=0)
 
 
-def assert_unbiased(loss: sl.Loss, outputs: Tensor, batch: Any, draws: int = 40_000) -> None:
-    factor = loss.factor(outputs, batch, limit=1, draws=draws, generator_seed=5)
-    assert not factor.exact
-    assert factor.draws == draws
-    expected = assembled(loss.factor(outputs, batch, limit=10_000))
-    columns = factor.columns.reshape(*factor.signs.shape, -1).unflatten(0, (draws, -1))
-    each = torch.einsum("dcb,dcbi,dcbj->dbij", factor.signs.unflatten(0, (draws, -1)), columns, columns)
-    error = each.std(0) / draws**0.5
-    assert (each.mean(0) - expected).abs().le(4.5 * error + 1e-12 * expected.abs().max()).all()
-
-
-def assert_signs_belong_to_the_sample(loss: sl.Loss, outputs: Tensor, batch_of: Callable[[Tensor], Any]) -> None:
-    everything = torch.arange(len(outputs))
-    whole = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100)
-    chosen = torch.tensor([4, 1])
-    part = loss.factor(outputs[chosen], batch_of(chosen), limit=1, draws=3, indices=chosen + 100)
-    torch.testing.assert_close(part.columns, whole.columns[:, chosen], rtol=1e-12, atol=1e-15)
-    other = loss.factor(outputs, batch_of(everything), limit=1, draws=3, indices=everything + 100, generator_seed=1)
-    assert not torch.allclose(other.columns, whole.columns)
-
-
 def test_cross_entropy_sketches() -> None:
     outputs, labels = randn(5, 2, 3), randint(3, 5, 2)
     loss = sl.CrossEntropy(0.1, (1.0, 2.0, 0.5))
@@ -168,20 +192,6 @@ def test_cross_entropy_of_several_networks_at_once() -> None:
     together = torch.func.vmap(lambda f: sl.CrossEntropy(0.1, WEIGHTS).per_sample(f, (None, labels))[0])(outputs)
     each = torch.stack([sl.CrossEntropy(0.1, WEIGHTS).per_sample(f, (None, labels))[0] for f in outputs])
     torch.testing.assert_close(together, each)
-
-
-def test_index_signs_are_balanced_and_uncorrelated() -> None:
-    signs = sl.index_signs(3, 4, torch.arange(500), 130)
-    assert signs.shape == (4, 500, 130)
-    assert set(signs.unique().tolist()) == {-1.0, 1.0}
-    assert signs.mean().abs() < 4 / signs.numel() ** 0.5
-    for axis in range(3):
-        neighbours = signs.narrow(axis, 1, signs.shape[axis] - 1) * signs.narrow(axis, 0, signs.shape[axis] - 1)
-        assert neighbours.mean().abs() < 4 / neighbours.numel() ** 0.5
-    columns = signs.permute(2, 0, 1).flatten(1)
-    correlations = (columns @ columns.T / columns.shape[1]).fill_diagonal_(0)
-    assert correlations.abs().max() < 5.5 / columns.shape[1] ** 0.5
-    torch.testing.assert_close(sl.index_signs(3, 4, torch.tensor([77]), 65)[:, 0], signs[:, 77, :65], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +265,32 @@ def test_sketches_of_the_other_losses(loss: sl.Loss) -> None:
     assert_unbiased(loss, outputs, (None, labels), draws=20_000)
     assert_signs_belong_to_the_sample(loss, outputs, lambda chosen: (None, labels[chosen]))
     assert loss.factor(outputs, (None, labels), limit=2).draws == 2
+
+
+def test_later_draws_are_those_of_one_call() -> None:
+    tokens = randint(3, 4, 5)
+    cases: list[tuple[sl.Loss, Tensor, Tensor]] = [
+        (sl.CrossEntropy(), randn(4, 40), randint(40, 4)),
+        (sl.NextToken(), randn(4, 5, 3), tokens),
+        (sl.BinaryCrossEntropy(), randn(4, 5), randint(2, 4, 5)),
+        (sl.MeanSquaredError(), randn(4, 5), randn(4, 5)),
+        (sl.NormalizedCrossEntropy(), randn(4, 6), randint(6, 4)),
+        (sl.GaussianNLL(), randn(4, 6), randn(4, 3)),
+        (sl.ContrastivePairs(), randn(4, 2, 3), randint(2, 4)),
+        (sl.CallableLoss(focal), randn(4, 5), randint(5, 4)),
+    ]
+    for loss, outputs, labels in cases:
+        whole = loss.factor(outputs, (None, labels), limit=1, draws=9, generator_seed=2)
+        parts = [
+            loss.factor(outputs, (None, labels), limit=1, draws=k, first_draw=j, generator_seed=2)
+            for j, k in ((0, 1), (1, 5), (6, 3))
+        ]
+        torch.testing.assert_close(torch.cat([part.columns for part in parts]), whole.columns, rtol=1e-12, atol=1e-15)
+        assert torch.equal(torch.cat([part.signs for part in parts]), whole.signs)
+        exact = [loss.factor(outputs, (None, labels), limit=1000, first_draw=j).columns for j in (0, 3)]
+        assert torch.equal(*exact)
+        with pytest.raises(UsageError, match="counted from 0"):
+            loss.factor(outputs, (None, labels), first_draw=-1)
 
 
 def test_resolve() -> None:

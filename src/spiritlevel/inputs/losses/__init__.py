@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from spiritlevel.inputs.contents import Content as Batch
 from spiritlevel.inputs.losses.base import Factor, Loss, labels_of
+from spiritlevel.inputs.losses.contrastive import ContrastivePairs
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, SameToken
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError
+from spiritlevel.inputs.losses.gaussian import GaussianNLL
 from spiritlevel.inputs.losses.normalized import NormalizedCrossEntropy
 from spiritlevel.inputs.losses.resolving import ALIASES, NAMES, resolve
 from spiritlevel.inputs.losses.signs import index_signs
@@ -22,8 +24,10 @@ __all__ = [
     "Batch",
     "BinaryCrossEntropy",
     "CallableLoss",
+    "ContrastivePairs",
     "CrossEntropy",
     "Factor",
+    "GaussianNLL",
     "Loss",
     "MeanSquaredError",
     "NextToken",

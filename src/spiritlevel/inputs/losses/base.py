@@ -41,6 +41,7 @@ class Sketch:
     seed: int
     indices: Tensor | None
     draws: int | None
+    first: int = 0  # number of the first draw in the seed's sequence
 
     @property
     def count(self) -> int:
@@ -52,10 +53,19 @@ class Sketch:
             )
         return count
 
-    def signs(self, outputs: Tensor, columns: int, *, draws: int | None = None, first_draw: int = 0) -> Tensor:
-        """Signs ±1 ``(draws, B, columns)`` of the batch's samples, all draws or ``draws`` of them from the first on."""
+    def signs(
+        self,
+        outputs: Tensor,
+        columns: int,
+        *,
+        draws: int | None = None,
+        passed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """Signs ±1 ``(draws, B, columns)`` of the batch's samples: all draws, or ``draws`` after ``passed`` others."""
         count = self.count if draws is None else draws
-        return index_signs(self.seed, count, self._samples(outputs), columns, first_draw=first_draw)
+        first = self.first + passed
+        return index_signs(self.seed, count, self._samples(outputs), columns, first_draw=first, dtype=dtype)
 
     def _samples(self, outputs: Tensor) -> Tensor:
         """Indices of the batch's samples in the data set, 0..B-1 where none are given."""
@@ -91,13 +101,18 @@ class Loss(ABC):
         generator_seed: int = 0,
         indices: Tensor | None = None,
         draws: int | None = None,
+        first_draw: int = 0,
     ) -> Factor:
         """Factor of Λ, exact with at most ``limit`` columns, else ``draws`` (default ``limit``) unbiased sketches.
 
         A sketch is S = F ε with random signs ε over the columns of an exact factor F. They depend on the seed, the draw
-        and the sample's index in the data set (``indices``, default 0..B-1), never on the batch it came in.
+        and the sample's index in the data set (``indices``, default 0..B-1), never on the batch it came in. Draws are
+        one sequence, of which ``first_draw`` is where this call begins: who wants more than the first k asks for those
+        from k on, and gets the same numbers as all at once. An exact factor is the same whatever is asked.
         """
-        return self.sketched_factor(outputs, batch, Sketch(limit, generator_seed, indices, draws))
+        if first_draw < 0:
+            raise UsageError(f"first_draw is {first_draw}: draws are counted from 0.")
+        return self.sketched_factor(outputs, batch, Sketch(limit, generator_seed, indices, draws, first_draw))
 
     def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """``factor`` as a loss writes it: exact within the sketch's limit, else with its draws and signs."""

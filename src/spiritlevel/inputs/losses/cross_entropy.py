@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
-from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
+from spiritlevel.inputs.losses.positions import from_positions, to_positions
+from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times, softmax_sketch_times
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
 
@@ -105,11 +106,11 @@ class CrossEntropy(Loss):
             at_once = max(1, ENTRIES_AT_ONCE // logits.numel())
             columns = torch.empty(sketch.count, *logits.shape, dtype=outputs.dtype, device=outputs.device)
             for first, part in enumerate(columns.split(at_once)):
-                signs = sketch.signs(outputs, count, draws=len(part), first_draw=first * at_once)
+                signs = sketch.signs(outputs, count, draws=len(part), passed=first * at_once)
                 coefficients = signs.unflatten(-1, (positions, classes - 1))
-                part.copy_(softmax_factor_times(logits, coefficients) * root)
+                part.copy_(softmax_sketch_times(logits, coefficients) * root)
         return Factor(
-            columns=_restore(columns, outputs, axis),
+            columns=from_positions(columns, outputs, axis),
             signs=torch.ones(columns.shape[:2], dtype=outputs.dtype, device=outputs.device),
             psd=True,
             exact=exact,
@@ -119,8 +120,8 @@ class CrossEntropy(Loss):
     def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v = s·(p∘v - p (p·v)) for each of the vectors ``(K, B, *output shape)``."""
         logits, labels, axis = self._read(outputs, batch)
-        product = softmax_hessian_times(logits, _flatten(vectors, axis, lead=2)) * self._curvature(logits, labels)
-        return _restore(product, outputs, axis).to(vectors.dtype)
+        product = softmax_hessian_times(logits, to_positions(vectors, axis, lead=2)) * self._curvature(logits, labels)
+        return from_positions(product, outputs, axis).to(vectors.dtype)
 
     def _read(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor, int]:
         """Logits ``(B, T, C)``, labels ``(B, T)`` or probabilities ``(B, 1, C)``, and the axis of the classes."""
@@ -148,7 +149,7 @@ class CrossEntropy(Loss):
         else:
             axis = self._find_class_axis(outputs, labels)
             labels = labels.long().reshape(len(outputs), -1)
-        logits = _flatten(outputs, axis, lead=1)
+        logits = to_positions(outputs, axis, lead=1)
         classes = logits.shape[-1]
         if classes < 2:
             raise UsageError(
@@ -228,8 +229,9 @@ class CrossEntropy(Loss):
 class SameToken(CrossEntropy):
     """Cross-entropy of the outputs ``(B, T, C)`` at each position against the label ``(B, T)`` at the same one.
 
-    It is that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs
-    leave open is then decided.
+    That is the loss of masked tokens, of tags, and of an encoder-decoder, whose model shifts the labels itself. It is
+    that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs leave open
+    is then decided.
     """
 
     name: str = field(default="same_token", init=False, repr=False)
@@ -238,7 +240,11 @@ class SameToken(CrossEntropy):
 
 @dataclass(frozen=True)
 class NextToken(Loss):
-    """Cross-entropy of the outputs ``(B, T, C)`` at position t against the label ``(B, T)`` at t + 1."""
+    """Cross-entropy of the outputs ``(B, T, C)`` at position t against the label ``(B, T)`` at t + 1.
+
+    A label of ``ignore_index`` weighs nothing, nor does one that a batch's "attention_mask", where it has the labels'
+    shape, says is padding.
+    """
 
     name: str = field(default="next_token", init=False, repr=False)
     ignore_index: int = -100
@@ -265,19 +271,15 @@ class NextToken(Loss):
                 f"next_token found outputs of shape {tuple(outputs.shape)} and labels of type {labels.dtype} and shape "
                 f"{tuple(labels.shape)}: it needs outputs (B, T, C) and integer labels (B, T)."
             )
+        mask = _attention_mask(batch)
+        if mask is not None and mask.shape == labels.shape:
+            labels = labels.masked_fill(mask.to(labels.device) == 0, self.ignore_index)
         # The last position predicts nothing: its label is one that is ignored.
         return (None, F.pad(labels[:, 1:], (0, 1), value=self.ignore_index))
 
 
-def _flatten(x: Tensor, axis: int, lead: int) -> Tensor:
-    """View with the classes last and all positions in one axis, behind ``lead`` axes that stay."""
-    if axis == 1:
-        x = x.movedim(lead, -1)
-    return x.reshape(*x.shape[:lead], -1, x.shape[-1])
-
-
-def _restore(x: Tensor, outputs: Tensor, axis: int) -> Tensor:
-    """Bring ``(K, B, T, C)`` back to ``(K, *outputs.shape)``."""
-    if axis == 1:
-        return x.reshape(len(x), *outputs.movedim(1, -1).shape).movedim(-1, 2)
-    return x.reshape(len(x), *outputs.shape)
+def _attention_mask(batch: Content) -> Tensor | None:
+    """The mask of a dict's inputs, or of inputs in a dict of their own beside the labels."""
+    inputs = batch if isinstance(batch, Mapping) else batch[0]
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return mask if isinstance(mask, Tensor) else None

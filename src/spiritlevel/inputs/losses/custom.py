@@ -11,18 +11,28 @@ import torch
 from torch import Tensor
 
 from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.losses.applied import applied_factor, general_vectors
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch
 from spiritlevel.inputs.losses.indefinite import eigen_columns, signed_roots
-from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
-# A dense Λ of D outputs costs D products and an eigendecomposition of D³ for every sample.
+# A dense Λ of D outputs costs D products and an eigendecomposition of D³ for every sample: beyond it is only applied.
 MOST_OUTPUTS = 512
+
+
+def coupled_in_words(name: str, sign: str) -> str:
+    """Say that a loss couples the samples of a batch, by what ``sign`` it is known."""
+    return (
+        f"The loss {name} couples the samples of a batch: {sign}, so no loss and no curvature per sample exists, "
+        "whatever the order of the data; return losses that each depend on their own sample alone, for instance on a "
+        "pair of embeddings that is one sample (loss='contrastive_pairs'), or measure in mode='train' the loss of the "
+        "batches as they come."
+    )
 
 
 @dataclass(frozen=True)
 class CallableLoss(Loss):
-    """A function (outputs, batch) -> losses ``(B,)`` or ``(B, T)``, or a pair (losses, weights) of one shape.
+    """A function (outputs, batch) -> losses ``(B,)`` or ``(B, T, ...)``, or a pair (losses, weights) of one shape.
 
     The loss of a sample must depend on its own outputs alone; the second derivative is formed for all samples at once
     on that ground, and :meth:`factor` refuses a function whose second derivative couples samples. It is formed in
@@ -39,7 +49,7 @@ class CallableLoss(Loss):
         """Losses and weights ``(B,)``; positions are averaged with their weights."""
         result = self.fn(outputs, batch)
         losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        if not isinstance(losses, Tensor) or losses.dim() not in (1, 2) or len(losses) != len(outputs):
+        if not isinstance(losses, Tensor) or losses.dim() < 1 or len(losses) != len(outputs):
             found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
             raise UsageError(
                 f"The loss {self.name} returned a value of {found} for {len(outputs)} samples: return one loss per "
@@ -55,31 +65,25 @@ class CallableLoss(Loss):
         weights = weights.detach().to(losses.dtype)
         if losses.dim() == 1:
             return losses.where(weights > 0, 0.0), weights
+        losses, weights = losses.flatten(1), weights.flatten(1)
         total = weights.sum(1)
         # Positions of weight 0 may hold anything, infinities included.
         weighted = (weights * losses.where(weights > 0, 0.0)).sum(1)
         return weighted / total.where(total > 0, 1.0), total
 
     def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
-        """Signed eigenvectors of Λ, or signed sketches of it where a sample has over ``limit`` outputs."""
+        """Signed eigenvectors of Λ, or sketches of it where a sample has over ``limit`` outputs.
+
+        Λ is formed where that is little work, and else only applied.
+        """
         samples, count = len(outputs), outputs[0].numel()
         if count > MOST_OUTPUTS:
-            raise SpiritlevelError(
-                f"A sample has {count} outputs and the second derivative of the loss {self.name}, a function of them "
-                f"all, is formed for at most {MOST_OUTPUTS}: use one of the named losses, or measures made of "
-                "products with the Hessian."
-            )
+            self._refuse_coupling(outputs, self._products(outputs, batch, _at_every_other_sample(outputs))[0])
+            return applied_factor(lambda at, vectors: self._products(at, batch, vectors), outputs, sketch)
         unit = torch.eye(count, dtype=torch.float64, device=outputs.device)
         vectors = unit.view(count, 1, *outputs.shape[1:]).expand(count, *outputs.shape)
-        # One vector more, zero at every second sample, which must stay zero there.
-        alternating = torch.zeros_like(outputs, dtype=torch.float64)
-        alternating[::2] = index_signs(0, 1, torch.arange(samples, device=outputs.device), count).view_as(outputs)[::2]
-        rows = self._products(outputs, batch, torch.cat([vectors, alternating[None]]))
-        if bool((rows[-1, 1::2] != 0).any()):
-            raise SpiritlevelError(
-                f"The loss {self.name} couples the samples of a batch: one sample's outputs change another's gradient, "
-                "so no curvature per sample exists; return losses that each depend on their own sample alone."
-            )
+        rows = self._products(outputs, batch, torch.cat([vectors, _at_every_other_sample(outputs)])).double()
+        self._refuse_coupling(outputs, rows[-1])
         matrices = rows[:-1].reshape(count, samples, count).transpose(0, 1)
         if count <= sketch.limit:
             columns, signs = eigen_columns(matrices)
@@ -97,6 +101,11 @@ class CallableLoss(Loss):
             exact=count <= sketch.limit,
             draws=draws,
         )
+
+    def _refuse_coupling(self, outputs: Tensor, product: Tensor) -> None:
+        """Refuse a function that maps a vector which is zero at every second sample to one that is not."""
+        if bool((product[1::2] != 0).any()):
+            raise SpiritlevelError(coupled_in_words(self.name, "one sample's outputs change another's gradient"))
 
     def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, by differentiating the gradient again."""
@@ -120,12 +129,19 @@ class CallableLoss(Loss):
                 )
             (gradient,) = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
         if not gradient.requires_grad:  # piecewise linear in the outputs
-            return torch.zeros_like(vectors, dtype=torch.float64)
+            return torch.zeros_like(vectors, dtype=gradient.dtype)
         products = []
         for vector in vectors.to(gradient.dtype):
             (product,) = torch.autograd.grad(gradient, outputs, vector, retain_graph=True, materialize_grads=True)
-            products.append(product.double())
+            products.append(product)
         return torch.stack(products)
+
+
+def _at_every_other_sample(outputs: Tensor) -> Tensor:
+    """One vector ``(1, *outputs.shape)`` that is zero at every second sample."""
+    vectors = general_vectors(outputs, 1)
+    vectors[:, 1::2] = 0
+    return vectors
 
 
 def _in_float64(batch: Any) -> Any:

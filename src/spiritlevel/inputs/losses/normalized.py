@@ -12,7 +12,7 @@ from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy
 from spiritlevel.inputs.losses.indefinite import eigen_columns
-from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times
+from spiritlevel.inputs.losses.softmax import softmax_hessian_times, softmax_sketch_times
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
@@ -68,7 +68,7 @@ class NormalizedCrossEntropy(Loss):
         parts = self._parts(outputs, batch)
         first, second, last = sketch.signs(outputs, 2 * classes).split([classes - 1, classes, 1], -1)
         # Positive part: Q F with F Fᵀ = diag(p) - ppᵀ. The term a Q joins the side its sign says.
-        positive = parts.counts * parts.project(softmax_factor_times(parts.z, first))
+        positive = parts.counts * parts.project(softmax_sketch_times(parts.z, first))
         multiple = parts.a.abs().sqrt() * parts.project(second)
         positive = positive + multiple * (parts.a < 0)
         negative = multiple * (parts.a >= 0)

@@ -9,16 +9,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from spiritlevel.inputs.losses.base import Loss
+from spiritlevel.inputs.losses.contrastive import ContrastivePairs
 from spiritlevel.inputs.losses.cross_entropy import CrossEntropy, NextToken, SameToken
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.losses.elementwise import BinaryCrossEntropy, MeanSquaredError
+from spiritlevel.inputs.losses.gaussian import GaussianNLL
 from spiritlevel.inputs.losses.normalized import NormalizedCrossEntropy
+from spiritlevel.inputs.losses.of_model import loss_of_model
 from spiritlevel.inputs.torch_internals.base_classes import LOSS_MODULES
 from spiritlevel.values.errors import UsageError, near_names
 
 # What a name stands for, and what it says of outputs and labels.
 LOSSES: dict[str, tuple[Callable[[], Loss], str]] = {
-    "cross_entropy": (CrossEntropy, "cross-entropy of class logits (B, C), or per position; integer labels"),
+    "cross_entropy": (
+        CrossEntropy,
+        "cross-entropy of class logits (B, C), or per position or pixel (B, C, H, W); integer labels, -100 is ignored",
+    ),
     "binary_cross_entropy": (
         BinaryCrossEntropy,
         "cross-entropy of independent yes-or-no logits; labels from 0 to 1",
@@ -31,11 +37,32 @@ LOSSES: dict[str, tuple[Callable[[], Loss], str]] = {
         NormalizedCrossEntropy,
         "cross-entropy of standardised logits (Tsuzuku et al. 2019, eq. 20)",
     ),
-    "next_token": (NextToken, "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T)"),
-    "same_token": (SameToken, "cross-entropy of logits (B, T, C) against the label (B, T) at the same position"),
+    "next_token": (
+        NextToken,
+        "cross-entropy of logits (B, T, C) against the next label of a sequence (B, T); padding and -100 are ignored",
+    ),
+    "same_token": (
+        SameToken,
+        "cross-entropy of logits (B, T, C) against the label (B, T) at the same position, as of masked tokens; -100 is "
+        "ignored",
+    ),
+    "gaussian_nll": (
+        GaussianNLL,
+        "likelihood of labels (B, D) under means and log-variances, the halves of outputs (B, 2D)",
+    ),
+    "contrastive_pairs": (
+        ContrastivePairs,
+        "distance of embeddings (B, 2, D) that are alike (label 1), nearness within 1 of those that are not (label 0)",
+    ),
 }
 NAMES: dict[str, str] = {name: words for name, (_, words) in LOSSES.items()}
-ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "mse": "mean_squared_error"}
+ALIASES = {
+    "ce": "cross_entropy",
+    "bce": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+    "masked_token": "same_token",
+}
+OF_MODEL = "model"  # not a loss but the question which: answered by a Hugging Face model's class and config
 _FUNCTIONS: dict[Any, str] = {
     F.cross_entropy: "cross_entropy",
     F.binary_cross_entropy_with_logits: "binary_cross_entropy",
@@ -43,14 +70,20 @@ _FUNCTIONS: dict[Any, str] = {
 }
 
 
-def resolve(loss: str | Loss | nn.Module | Callable[..., Any]) -> Loss:
-    """Loss for a name, a :class:`Loss`, one of torch's loss modules or functions, or a callable (outputs, batch)."""
+def resolve(loss: str | Loss | nn.Module | Callable[..., Any], model: nn.Module | None = None) -> Loss:
+    """Loss for a name, a :class:`Loss`, one of torch's loss modules or functions, or a callable (outputs, batch).
+
+    The name "model" stands for the loss that a Hugging Face ``model`` was made for.
+    """
     if isinstance(loss, Loss):
         return loss
+    if loss == OF_MODEL:
+        return loss_of_model(model)
     if isinstance(loss, str):
         name = ALIASES.get(loss, loss)
         if name not in LOSSES:
-            hint = near_names(loss, [*NAMES, *ALIASES]) or f": the losses are {', '.join(NAMES)}"
+            listed = f": the losses are {', '.join(NAMES)}, and {OF_MODEL!r} is a Hugging Face model's own"
+            hint = near_names(loss, [*NAMES, *ALIASES, OF_MODEL]) or listed
             raise UsageError(f"There is no loss named {loss!r}{hint}")
         return LOSSES[name][0]()
     if isinstance(loss, LOSS_MODULES):
@@ -82,6 +115,11 @@ def _from_torch(module: nn.Module) -> Loss:
         return BinaryCrossEntropy(module.pos_weight)
     if isinstance(module, nn.MSELoss):
         return MeanSquaredError()
+    if isinstance(module, nn.GaussianNLLLoss):
+        raise UsageError(
+            "GaussianNLLLoss takes the variance beside the outputs: let the model return means and log-variances in "
+            "one tensor and pass loss='gaussian_nll', or write a function (outputs, batch)."
+        )
     raise UsageError(
         f"torch.nn.{kind} is not among the losses known here: write a function (outputs, batch) that returns one loss "
         "per sample, for instance with reduction='none'."

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from spiritlevel.inputs.splitmix import splitmix64
 
 _WORD = 64
+_BYTE = 8
 
 
-def index_signs(seed: int, draws: int, indices: Tensor, count: int, *, first_draw: int = 0) -> Tensor:
-    """Signs ±1 ``(draws, B, count)`` in float64, each a function of (seed, draw, sample index, position) alone.
+@functools.cache
+def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The eight signs of each of the 256 bytes, the lowest bit first."""
+    with torch.inference_mode(False):  # kept for later calls, which may differentiate
+        values = torch.arange(1 << _BYTE, device=device)[:, None]
+        return ((values >> torch.arange(_BYTE, device=device) & 1) * 2 - 1).to(dtype)
 
-    Integer arithmetic is the same on every device, so the signs are made where the indices are. ``first_draw`` is the
-    number of the first draw, for those who take them in several calls.
+
+def index_signs(
+    seed: int,
+    draws: int,
+    indices: Tensor,
+    count: int,
+    *,
+    first_draw: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Signs ±1 ``(draws, B, count)``, each a function of (seed, draw, sample index, position) alone.
+
+    Integer arithmetic is the same on every device, so the signs are made where the indices are, in the ``dtype`` asked
+    for: the bits of a word are looked up byte by byte. ``first_draw`` is the number of the first draw, for those who
+    take them in several calls.
     """
     device = indices.device
     state = splitmix64(0, torch.tensor(seed, device=device))
     state = splitmix64(state, torch.arange(first_draw, first_draw + draws, device=device)[:, None])
     state = splitmix64(state, indices[None].to(torch.int64))
     words = splitmix64(state[..., None], torch.arange(-(-count // _WORD), device=device))
-    bits = (words[..., None] >> torch.arange(_WORD, device=device)) & 1
-    return bits.flatten(-2)[..., :count].double() * 2 - 1
+    # A word's lowest byte comes first in memory, on every processor and device that torch is built for.
+    places = words.view(torch.uint8).reshape(-1).int()
+    signs = _signs_of_bytes(dtype, device).index_select(0, places)
+    return signs.view(*state.shape, words.shape[-1] * _WORD)[..., :count].contiguous()

@@ -12,6 +12,8 @@ from torch import Tensor
 # Running sums over this many classes or fewer are products with a triangle of ones: a GPU's own running sums are slow
 # along a short axis.
 SUMMED_BY_PRODUCT = 64
+# Leading classes that are set apart first in a sketch; of a thousand classes' noise, sorting all takes 2% more away.
+LEADING = 8
 
 
 def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,14 +54,39 @@ def softmax_factor_times(logits: Tensor, coefficients: Tensor) -> Tensor:
     order = torch.arange(classes, device=z.device).expand_as(z).scatter(-1, largest, classes - 1)
     order = torch.cat([order[..., :-1], largest], dim=-1)
     log_p = torch.log_softmax(z.gather(-1, order), dim=-1)
-    p = log_p.exp()
-    tails = _sums_from(p)
+    tails = _sums_from(log_p.exp())
+    return _contrasts_times(log_p, tails, (tails[..., :-1] * tails[..., 1:]).sqrt(), order, coefficients)
+
+
+def softmax_sketch_times(logits: Tensor, signs: Tensor) -> Tensor:
+    """F ε for another factor F of diag(p) - ppᵀ, whose sketches are less noisy: the leading classes come first.
+
+    A column sets a class apart from all that come after it. With the largest class last every column holds it, and
+    what they have in common is the noise of a sketch, Σ_{j≠k} (F_jᵀ JJᵀ F_k)². Where the leading ones come first, by
+    falling p, the columns are nearly orthogonal. Tails are then small, but sums of what is small keep their digits.
+    """
+    z = logits.detach().double()
+    classes = z.shape[-1]
+    leading = z.topk(min(LEADING, classes), dim=-1).indices
+    # The others follow in their own order; ``places`` is where each class goes.
+    others = torch.ones_like(z, dtype=torch.int64).scatter(-1, leading, 0)
+    places = others.cumsum(-1).add_(leading.shape[-1] - 1)
+    places = places.scatter(-1, leading, torch.arange(leading.shape[-1], device=z.device).expand_as(leading))
+    order = torch.empty_like(places).scatter(-1, places, torch.arange(classes, device=z.device).expand_as(places))
+    log_p = torch.log_softmax(z.gather(-1, order), dim=-1)
+    tails = _sums_from(log_p.exp())
+    roots = tails.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    return _contrasts_times(log_p, tails, roots[..., :-1] * roots[..., 1:], places, signs)
+
+
+def _contrasts_times(log_p: Tensor, tails: Tensor, scales: Tensor, back: Tensor, coefficients: Tensor) -> Tensor:
+    """F u with the classes in the order of ``log_p`` and ``back`` the places they return to."""
     # The root is taken of the logarithm: √p is a normal number long after p has underflowed.
-    r = (0.5 * log_p[..., :-1]).exp() / (tails[..., :-1] * tails[..., 1:]).sqrt()
+    r = (0.5 * log_p[..., :-1]).exp() / scales
     terms = coefficients.double() * r
-    below = -p * _sums_before(terms)  # Σ_{k<j} u_k r_k
+    below = -log_p.exp() * _sums_before(terms)  # Σ_{k<j} u_k r_k
     diagonal = torch.nn.functional.pad(terms * tails[..., 1:], (0, 1))
-    return (diagonal + below).gather(-1, order.expand_as(below))
+    return (diagonal + below).gather(-1, back.expand_as(below))
 
 
 def _sums_from(values: Tensor) -> Tensor:
