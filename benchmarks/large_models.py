@@ -21,6 +21,7 @@ RIVALS = {"hessian-eigenthings": 1.5, "curvlinops": 1.5, "BackPACK": 0.5, "PyHes
 TRAINING = 0.15  # of a network's time, at most
 PREPARING = 60.0  # seconds for loading beside it, at most
 GRACE = 8.0  # seconds that a row may take to stop when its time is over
+START_UP = 60.0  # seconds that a process may take to load its libraries
 
 
 class Worker:
@@ -40,7 +41,7 @@ class Worker:
         """Return a row's facts; where the process dies or hangs, those it had written, with a sentence."""
         for file in (self.answer, self.answer.with_suffix(".partial")):
             file.unlink(missing_ok=True)
-        start_up = 0.0 if self.used else 60.0  # it may still be loading its libraries
+        start_up = 0.0 if self.used else START_UP  # it may still be loading its libraries
         self.used = True
         limit = time.monotonic() + seconds + GRACE + start_up
         try:

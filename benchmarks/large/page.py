@@ -56,9 +56,9 @@ def _network(entry: dict[str, Any]) -> Iterator[str]:
     yield from _table("largest eigenvalue", _tops(rows, unit))
     yield from _defaults(rows.get("default", {}))
     for name, row in rows.items():
-        for key in ("failed", "stopped", "left_out", "top_reason"):
+        for key in ("failed", "stopped", "left_out", "trace_reason", "top_reason"):
             if row.get(key):
-                part = f"{name}, largest eigenvalue" if key == "top_reason" else name
+                part = name + {"trace_reason": ", trace", "top_reason": ", largest eigenvalue"}.get(key, "")
                 yield f"{part}: {row[key]}."
                 yield ""
     notes = {note for name in ("trace", "top", "default") for note in rows.get(name, {}).get("notes", [])}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -189,7 +190,8 @@ class BackPack(Rival):
         total: float | Tensor = 0.0
         for part, _ in plain.parts(self.found, self.at_once):
             self.model.zero_grad()
-            with backpack(DiagGGNMC(mc_samples=1)):
+            with backpack(DiagGGNMC(mc_samples=1)), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch remarks on the hooks it works with
                 self.loss(self.model(self.found.x[part]), self.found.y[part]).backward()
             total = total + sum(p.diag_ggn_mc.double().sum() for p in self.model.parameters())
         return float(total) / len(self.found.y)
@@ -252,13 +254,19 @@ def _timed(own: Rival, setting_up: float, device: torch.device, seconds: float, 
         draws += own.draws(min(32, max(FEWEST, left(0.2))))
     else:
         draws += own.draws(min(16, max(FEWEST, left(0.1))))
-    spent, (value, error, products) = seconds_of(lambda: own.default_trace(max(2, left(0.5))), device)
-    keep(
-        trace_seconds=spent, trace_value=value, trace_stderr=error, trace_products=products,
-        trace_cut_short=kind.default_products > products and kind is not PyHessian,
-        **_against_ours(value, known),
-    )  # fmt: skip
+    value, error = mean_and_error(draws)
+    keep(probes=len(draws), probes_value=value, probes_stderr=error)
     _to_our_error(draws, cost, setting_up, known, keep)
+    try:
+        spent, (value, error, products) = seconds_of(lambda: own.default_trace(max(2, left(0.5))), device)
+        keep(
+            trace_seconds=spent, trace_value=value, trace_stderr=error, trace_products=products,
+            trace_cut_short=kind.default_products > products and kind is not PyHessian,
+            **_against_ours(value, known),
+        )  # fmt: skip
+    except Exception as failure:
+        keep(trace_reason=_sentence(failure))
+        plain.free()
     keep(peak_bytes=peak_bytes(device))
     if not kind.top_words:
         return
@@ -273,8 +281,12 @@ def _timed(own: Rival, setting_up: float, device: torch.device, seconds: float, 
         if sure.get("value"):
             keep(top_error=abs(highest / sure["value"] - 1), our_top_value=sure["value"])
     except Exception as failure:  # its own sentence is the result
-        keep(top_reason=f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
+        keep(top_reason=_sentence(failure))
     keep(peak_bytes=peak_bytes(device))
+
+
+def _sentence(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
 
 
 def _against_ours(value: float, known: Facts) -> dict[str, Any]:
