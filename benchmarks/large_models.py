@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> None:
     if asked.budget is None:
         asked.budget = 110.0 if asked.smoke else 460.0
     if asked.least is None:
-        asked.least = 3.0 if asked.smoke else 8.0
+        asked.least = 1.5 if asked.smoke else 8.0
     if "peers" in asked.rows:
         asked.rows = [*asked.rows, *RIVALS]
     if asked.peers is not None:
