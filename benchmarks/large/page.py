@@ -57,7 +57,7 @@ def _network(entry: dict[str, Any]) -> Iterator[str]:
     yield from _defaults(rows.get("default", {}))
     for name, row in rows.items():
         for key in ("failed", "stopped", "left_out", "trace_reason", "top_reason"):
-            if row.get(key):
+            if row.get(key) and not (key == "failed" and row.get("stopped")):
                 part = name + {"trace_reason": ", trace", "top_reason": ", largest eigenvalue"}.get(key, "")
                 yield f"{part}: {row[key]}."
                 yield ""

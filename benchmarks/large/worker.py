@@ -84,6 +84,8 @@ def main() -> None:
         except KeyboardInterrupt:
             keep(stopped=f"stopped when the row's {job['seconds']:.0f} s were spent")
         except Exception as error:
+            if time.perf_counter() - began >= job["seconds"]:  # the interrupt, which C++ has made another error of
+                keep(stopped=f"stopped when the row's {job['seconds']:.0f} s were spent")
             keep(
                 failed=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 where="".join(traceback.format_tb(error.__traceback__)[-3:]),
