@@ -5,22 +5,20 @@ On a CPU every point runs in a process of its own, so that its peak memory is it
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks import material
+from benchmarks.memory import forget_peak, held_bytes, peak_bytes
 from benchmarks.timing import synchronise
 
 BASE = {"samples": 2048, "width": 64, "classes": 10, "depth": 3}
@@ -56,36 +54,14 @@ def point(samples: int, width: int, classes: int, depth: int, device: torch.devi
     data = (x.to(device), y.to(device))
     parameters = sum(tensor.numel() for tensor in model.parameters())
     sl.curvature(sl.Problem(model, (data[0][:256], data[1][:256])))  # what the first use of anything costs
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    else:
-        before = _memory("VmRSS")
-        _forget_peak()
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else held_bytes("VmRSS")
+    forget_peak(device)
     synchronise(device)
     start = time.perf_counter()
     sl.curvature(sl.Problem(model, data))
     synchronise(device)
     seconds = time.perf_counter() - start
-    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _memory("VmHWM")
-    return {"seconds": seconds, "megabytes": (after - before) / 1e6, "parameters": parameters}
-
-
-def _memory(kind: str) -> int:
-    """Return the bytes this process holds now (VmRSS) or held at most (VmHWM)."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{kind}:"):
-                return 1024 * int(line.split()[1])
-    except OSError:  # no such file outside Linux: the peak of the whole life, an upper bound
-        pass
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _forget_peak() -> None:
-    """Let the peak start anew from what is held now, so that making the data does not hide the work's own."""
-    with contextlib.suppress(OSError):  # not allowed here: the peak then includes what came before
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return {"seconds": seconds, "megabytes": (peak_bytes(device) - before) / 1e6, "parameters": parameters}
 
 
 def growth(

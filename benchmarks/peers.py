@@ -54,14 +54,16 @@ def _old_functions() -> Iterator[None]:
 class PyHessian:
     """PyHessian on one batch: the mode that keeps the gradient's graph and so makes its cheapest products."""
 
-    def __init__(self, model: nn.Module, data: Data, names: list[str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, data: Data, names: list[str] | None = None, *, criterion: nn.Module | None = None
+    ) -> None:
         from pyhessian import hessian
 
         model = copy.deepcopy(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(names is None or name in names)
         with _old_functions():
-            self.hessian = hessian(model, nn.CrossEntropyLoss(), data=data, cuda=data[0].is_cuda)
+            self.hessian = hessian(model, criterion or nn.CrossEntropyLoss(), data=data, cuda=data[0].is_cuda)
 
     def trace(self, **options: Any) -> list[float]:
         """Return the draws of the trace, up to its own stopping rule."""
@@ -82,7 +84,14 @@ class PyHessian:
 # --- curvlinops ----------------------------------------------------------------------------------------------------
 
 
-def curvlinops_hessian(model: nn.Module, data: Data, names: list[str] | None = None, *, batch_size: int = 0) -> Any:
+def curvlinops_hessian(
+    model: nn.Module,
+    data: Data,
+    names: list[str] | None = None,
+    *,
+    batch_size: int = 0,
+    criterion: nn.Module | None = None,
+) -> Any:
     """Return curvlinops' operator, without its check of determinism, which costs passes of its own."""
     from curvlinops import HessianLinearOperator
 
@@ -91,10 +100,11 @@ def curvlinops_hessian(model: nn.Module, data: Data, names: list[str] | None = N
     size = batch_size or len(y)
     batches = [(x[start : start + size], y[start : start + size]) for start in range(0, len(y), size)]
     options: dict[str, Any] = {"check_deterministic": False, "num_data": len(y)}
+    loss = criterion or nn.CrossEntropyLoss()
     try:
-        return HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, batches, **options)
+        return HessianLinearOperator(model, loss, parameters, batches, **options)
     except (TypeError, AttributeError, KeyError):  # before version 4 the parameters are a list
-        return HessianLinearOperator(model, nn.CrossEntropyLoss(), list(parameters.values()), batches, **options)
+        return HessianLinearOperator(model, loss, list(parameters.values()), batches, **options)
 
 
 def curvlinops_top(operator: Any, count: int, tolerance: float) -> tuple[np.ndarray, Tensor]:

@@ -1,4 +1,7 @@
-"""From the results of a run to the tables of ``docs/performance.md``."""
+"""From the results of a run to the tables of ``docs/performance.md``.
+
+``python -m benchmarks.tables`` writes the page anew from the results that are stored.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.large import page as large_networks
 from benchmarks.timing import number, spread, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+LARGE = RESULTS / "large_models.json"
 
 INTRODUCTION = """# Performance
 
@@ -31,9 +36,12 @@ that would take hours runs a part of the work, and its row says which.
 _KERNELS = {"addmm", "bmm", "convolution_backward", "cudnn_convolution", "mkldnn_convolution", "mm"}
 
 
-def write_page(results: Iterable[dict[str, Any]], page: Path = PAGE) -> None:
-    """Write the page from the results of one or more machines."""
-    _replace(page, INTRODUCTION + "".join("\n" + section(result) for result in results))
+def write_page(results: Iterable[dict[str, Any]], page: Path = PAGE, large: Path = LARGE) -> None:
+    """Write the page from the results of one or more machines, with the large networks' record where there is one."""
+    sections = [section(result) for result in results]
+    if large.exists():
+        sections.append(large_networks.section(json.loads(large.read_text(encoding="utf-8"))))
+    _replace(page, INTRODUCTION + "".join("\n" + part for part in sections))
 
 
 def write_results(result: dict[str, Any], file: Path) -> None:
@@ -50,7 +58,8 @@ def _replace(file: Path, text: str) -> None:
 
 def stored(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Return the results kept, CPU first."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    files = [path for path in sorted(folder.glob("*.json")) if path.name != LARGE.name]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     return sorted(found, key=lambda result: result["machine"]["device"] != "CPU")
 
 
@@ -158,3 +167,7 @@ def _growth(entries: list[dict[str, Any]], on_gpu: bool) -> list[str]:
         "with N are the few numbers kept for each sample (its loss, weight, trace)."
     )
     return [*lines, "", words]
+
+
+if __name__ == "__main__":
+    write_page(stored())
