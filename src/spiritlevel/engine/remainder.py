@@ -1,4 +1,4 @@
-"""R = H - G over the layers that are not exact: by their operations where these are known, else by probes of parameters.
+"""R = H - G over the layers that are not exact: by their operations where these are known, else by probes.
 
 Nothing is sampled before it is asked for, and then as much as a first look takes.  Whoever finds a value's error too
 large asks for more, until what may be spent is spent.
@@ -20,7 +20,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
 DRAW_COST, PROBE_COST = 1.4, 4.0
-# Draws before anybody looks at errors: those of sums come from all samples, those of single entries from the draws alone.
+# Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
 FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
 TOGETHER = 8  # draws that share one sweep
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again

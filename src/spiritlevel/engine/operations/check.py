@@ -1,8 +1,9 @@
 """The operations' second derivatives held against autograd's, layer by layer, before any number rests on them.
 
-For random u and a random direction v in one layer's weights the second derivative of u·f along v must be Σ_k t_kᵀ M_k
-t_k with t_k = J_k v, what the direction does to the inputs of operation k.  An operation that is missing, taken for linear
-or wrongly derived shows as a gap.  No loss is involved: at interpolation all terms would be next to nothing.
+For random u and a random direction v in one layer's weights the second derivative of u·f along v must be the sum of
+tᵀMt over the operations, with t = Jv what the direction does to an operation's inputs.  An operation that is missing,
+taken for linear or wrongly derived shows as a gap.  No loss is involved: at interpolation all terms would be next to
+nothing.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ class TwoByTwo(LocalCurvature):
         # The eigenvalues r/2 ± √(q² + r²/4) never have one sign: there is one column of each.
         half = self.second / 2
         radius = torch.hypot(half, self.mixed)
-        share = torch.where(
-            radius > 0, half / radius, 0.0
-        )  # sine and cosine of the first eigenvector: √((1 ∓ share)/2)
+        share = torch.where(radius > 0, half / radius, 0.0)
+        # Sine and cosine of the first eigenvector.
         near, far = _root((1 - share) / 2), _root((1 + share) / 2)
         turned = torch.where(self.mixed < 0, -1.0, 1.0)
         plus, minus = _root(radius + half) * signs[0], _root(radius - half) * signs[0]

@@ -26,7 +26,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.weight_matrices import WeightView
 
-# A fold, the signs of some of its columns (K, B), a parameter, a slice of the batch, and these columns' gradients there.
+# A fold, the signs of some of its columns (K, B), a parameter, a slice of the batch, these columns' gradients there.
 Portion = tuple[int, Tensor, str, slice, SampleGradients]
 WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.

@@ -74,10 +74,10 @@ class ParameterSampling:
         """Add probes of one kind; where they would come to as many as there are parameters, write the block out."""
         shapes = ProbeShapes(self.problem, self.names_for(kind), kind)
         known = self.forms.get(kind)
-        if kind != "whole" and self._block is None and (0 if known is None else known.probes) + probes >= self.size:
-            if not path_of(self.problem).differences:
-                self._block = self._unit_products()
-                self.forms = {one: form for one, form in self.forms.items() if one == "whole"}
+        many = (0 if known is None else known.probes) + probes >= self.size
+        if kind != "whole" and self._block is None and many and not path_of(self.problem).differences:
+            self._block = self._unit_products()
+            self.forms = {one: form for one, form in self.forms.items() if one == "whole"}
         if self._block is not None:
             self.forms.setdefault(kind, self._exact_form(shapes, self._block))
         elif kind == "whole":
@@ -116,7 +116,7 @@ class ParameterSampling:
         )
 
     def _whole_weights(self, shapes: ProbeShapes) -> SampledForm:
-        """Find wᵀRw of each whole weight w from a product with that weight alone: one number each, nothing to sample."""
+        """Find wᵀRw of each whole weight w from a product with it alone: one number each, nothing to sample."""
         weights = {name: shapes.shaped(name, self._one(name)) for name in shapes.names}
         found: dict[str, Tensor] = {}
         for start in range(0, len(weights), BLOCK):

@@ -1,7 +1,7 @@
 """Kinds of operations by the names under which autograd records them, for their second derivatives.
 
 A name that stands in no set is an operation about which nothing is known.  What is done with those that are known is
-held against autograd's own second derivative before any number rests on it, so a wrong place here costs time, not truth.
+held against autograd's own second derivative before any number rests on it: a wrong place here costs time, not truth.
 """
 
 from __future__ import annotations
