@@ -136,7 +136,7 @@ def test_forms_of_whole_weights_take_one_product_each_and_are_right(name: str) -
     assert problem.spent["hessian product"] - before == len(sampled)
 
 
-@pytest.mark.parametrize("name", ["tied", "lstm"])
+@pytest.mark.parametrize("name", ["lstm", "weight_norm"])
 def test_few_parameters_are_written_out_instead_of_sampled(name: str) -> None:
     problem, dense = trained(name)
     blocks = Blocks(problem, WANTS, tolerance=1e-6, budget=1e6)

@@ -11,6 +11,7 @@ from torch import Tensor
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import Remainder
@@ -106,16 +107,16 @@ class Blocks:
     def remainder(self) -> Remainder:
         """What is left of the Hessian in the layers that are not exact."""
         if self._remainder is None:
-            open_layers = [name for name in self.problem.layers if not self.exact_layers[name]]
-            by_rule = set() if self.sums is None else self.sums.by_rule
-            known = [name for name in open_layers if name in by_rule]
-            others = [
-                full
-                for name in open_layers
-                if name not in by_rule
-                for full in self.problem.layers[name].parameters.values()
-            ]
-            self._remainder = Remainder(self.problem, known, others, self.wants, seed=self.seed, budget=self.budget)
+            rules = {} if self.sums is None else self.sums.by_rule
+            open_names = set(self.sampled_names)
+            known = {
+                name: second
+                for name, second in rules.items()
+                if open_names.issuperset(parameters_of(self.problem, name))
+            }
+            self._remainder = Remainder(
+                self.problem, self.sampled_names, known, self.wants, seed=self.seed, budget=self.budget
+            )
         return self._remainder
 
     def _form(self, kind: Kind) -> SampledForm | None:
@@ -169,18 +170,18 @@ class Blocks:
         groups, outputs, inputs, _ = matrix_shape(module, tensor)
         return {"rows": (groups * outputs,), "columns": (groups * inputs,)}.get(kind, ())
 
-    def _labels(self, layers: list[str], kind: Kind) -> tuple[How, bool, Status, str]:
-        """Say how a value over some layers was obtained; whether its error is small enough, `judged` says."""
+    def _labels(self, names: list[str], kind: Kind) -> tuple[How, bool, Status, str]:
+        """Say how a value over some parameters was obtained; whether its error is small enough, `judged` says."""
         exact_columns = self.sums is not None and self.sums.exact_columns
-        if exact_columns and all(self.exact_layers[name] for name in layers):
+        if exact_columns and set(names).isdisjoint(self.sampled_names):
             return "exact", True, "ok", ""
-        if self._remainder is None or not set(layers) & self._remainder.layers_of_others:
+        if self._remainder is None or set(names).isdisjoint(self._remainder.others.names):
             return "estimated", False, "ok", ""
         path = path_of(self.problem)
         # The form of a whole weight is one product, which leaves nothing to sample.
         products_alone = kind == "whole" or self._remainder.others.written_out
-        sampled = set(layers) & set(self._remainder.operations.layers)
-        nothing_sampled = products_alone and not sampled and (self.sums is None or exact_columns)
+        drawn = not set(names).isdisjoint(self._remainder.operations.names)
+        nothing_sampled = products_alone and not drawn and (self.sums is None or exact_columns)
         return "exact" if nothing_sampled and not path.differences else "estimated", False, *path.verdict()
 
     def _error(self, how: How, value: float, error: float) -> float:
@@ -223,7 +224,7 @@ class Blocks:
         if form is not None:
             value += float(form.network.mean)
             stderr = (stderr**2 + float(form.network.stderr) ** 2) ** 0.5
-        how, verified, status, reason = self._labels(list(self.problem.layers), "entries")
+        how, verified, status, reason = self._labels(self.problem.parameters, "entries")
         return Estimate(
             value=value,
             stderr=self._error(how, value, stderr),
@@ -284,7 +285,7 @@ class Blocks:
             running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
             value += float(running.mean)
             variance += float(running.stderr) ** 2
-        how, verified, status, reason = self._labels([layer], "entries")
+        how, verified, status, reason = self._labels(names, "entries")
         error = self._error(how, value, variance**0.5)
         return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
@@ -299,7 +300,7 @@ class Blocks:
     def _scalar_form(self, layer: str, kind: Kind) -> Estimate:
         found = self._parts(self.problem.weights[layer], kind)
         value, error = float(found.value), float(found.stderr)
-        if kind == "whole" and found.sampled and self._remainder is not None and self._remainder.layers_of_others:
+        if kind == "whole" and found.sampled and self._remainder is not None and self._remainder.others.names:
             error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
         return Estimate(
             value,
@@ -334,7 +335,7 @@ class Blocks:
         form = self._form(kind) if full in self.sampled_names else None
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
-        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
+        how, verified, status, reason = self._labels([full], kind)
         value = float(parts.value.sum())
         error = self._error(how, value, variance**0.5)
         return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
@@ -342,7 +343,7 @@ class Blocks:
     def _parts(self, full: str, kind: Kind) -> TensorEstimate:
         base = self._base(full, kind)
         form = self._form(kind) if full in self.sampled_names else None
-        how, verified, status, reason = self._labels([self._layer_of(full)], kind)
+        how, verified, status, reason = self._labels([full], kind)
         value = base.mean(0)
         stderr = torch.zeros_like(value)
         halves = None

@@ -7,14 +7,14 @@ large asks for more, until what may be spent is spent.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.passes.operation_sampling import OperationSampling
-from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling, by_layer
+from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
 
@@ -54,20 +54,19 @@ class Remainder:
     def __init__(
         self,
         problem: OpenProblem,
-        by_operations: list[str],
-        others: list[str],
+        names: list[str],
+        rules: Mapping[str, bool],
         wants: frozenset[str],
         *,
         seed: int,
         budget: float,
     ) -> None:
         self.problem, self.budget, self.spent = problem, budget, 0.0
-        self.operations = OperationSampling(problem, by_operations, wants, seed)
-        left = [name for name in by_operations if name not in self.operations.layers]
-        names = [full for name in left for full in problem.layers[name].parameters.values()]
+        self.operations = OperationSampling(problem, rules, wants, seed)
+        by_operations = set(self.operations.names)
         self.others = ParameterSampling(
             problem,
-            [name for name in problem.parameters if name in {*others, *names}],
+            [name for name in names if name not in by_operations],
             keep_diagonal="diagonal" in wants,
             seed=seed,
             of="hessian" if problem.survey.coupled else "remainder",
@@ -76,7 +75,7 @@ class Remainder:
     def form(self, kind: Kind) -> SampledForm | None:
         """Return what is known of a kind of form, at first from a few draws; None where nothing has such a form."""
         found = []
-        if self.operations.layers:
+        if self.operations.rules:
             if not self.operations.draws:
                 self._draw(FIRST_DRAWS_OF_PARTS if self.operations.wants else FIRST_DRAWS)
             found.append(self.operations.form(kind))
@@ -88,18 +87,13 @@ class Remainder:
         return _together(found)
 
     @property
-    def layers_of_others(self) -> set[str]:
-        """The layers with parameters that go by probes."""
-        return set(by_layer(self.problem, self.others.names))
-
-    @property
     def most_draws(self) -> int:
         """Draws or probes, whichever are more, that a value rests on."""
         return max([self.operations.draws, *(form.probes for form in self.others.forms.values())])
 
     def samples(self, draws: int) -> Sampled | None:
         """Return each sample's own trace over the layers that go by operations, from at least so many draws."""
-        if not self.operations.layers:
+        if not self.operations.rules:
             return None
         if self.operations.draws < draws:
             self._draw(max(draws - self.operations.draws, 2))
@@ -135,7 +129,7 @@ class Remainder:
                     self.others.more(kind, count)
                     self.spent += PROBE_COST * (self._probes - before)
                     drawn = True
-        if self.operations.layers and self.operations.draws:
+        if self.operations.rules and self.operations.draws:
             room = self.budget - self.spent
             count = min(math.ceil(growth * self.operations.draws), int(room / DRAW_COST))
             if count >= 2:
@@ -150,7 +144,10 @@ def _together(forms: list[SampledForm]) -> SampledForm | None:
     return SampledForm(
         sums={name: part for form in forms for name, part in form.sums.items()},
         parts={name: part for form in forms for name, part in form.parts.items()},
-        layers={name: part for form in forms for name, part in form.layers.items()},
+        layers={
+            name: Added([form.layers[name] for form in forms if name in form.layers])
+            for name in {name: None for form in forms for name in form.layers}
+        },
         network=Added([form.network for form in forms]),
         probes=max(form.probes for form in forms),
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.layers.rules import rule_of
 from spiritlevel.engine.layers.sample_gradients import pad, patches
-from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.recording import USE, Recorder
 from spiritlevel.engine.passes.stages import Stages
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import WeightView, as_matrix, from_matrix, matrix_shape
@@ -203,14 +203,15 @@ class SequenceFirst(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (6, 3), (4, 3)])
-def test_unusual_models_take_the_general_way(shape: tuple[int, ...]) -> None:
+def test_parameters_of_unusual_models_are_found_where_they_are_used(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     make = {(4,): Temperature, (1, 4): Squeezing}.get(shape, SequenceFirst)
     problem = opened(make().double(), (torch.randn(6, *shape), torch.randint(0, 3, (6,))), batch_size=6)
     blocks, dense = Blocks(problem, frozenset({"diagonal", "rows", "columns", "transposed"})), Dense(problem)
     assert blocks.exact
     assert blocks.sums is not None
-    assert blocks.sums.fallback
+    assert not blocks.sums.fallback
+    assert any(name.startswith(USE) for name in blocks.sums.by_rule)
     for full in problem.parameters:
         expected = dense.hessian.diagonal()[dense.slices[full]].reshape(dense.shapes[full])
         torch.testing.assert_close(blocks.diagonal(full).value, expected, rtol=1e-8, atol=1e-12)

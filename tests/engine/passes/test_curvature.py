@@ -76,7 +76,7 @@ def test_exact_blocks_of_every_architecture_agree_with_the_dense_hessian(name: s
     # The rules, not the slow general way, did the work wherever a layer has one.
     sums = Blocks(problem).sums
     assert sums is not None
-    general = {"functional": {"matrix", "inner.weight", "inner.bias"}, "conv_transposed": {"0.weight", "0.bias"}}
+    general = {"conv_transposed": {"0.weight", "0.bias"}}
     assert set(sums.fallback) == general.get(name, set())
 
 

@@ -15,20 +15,20 @@ class InputFirstGradients(OuterGradients):
     def _form(self) -> DirectGradients:
         """Return the gradients in the parameter's layout."""
         turned = OuterGradients(self.inputs, self.deltas, torch.Size(reversed(self.shape)))
-        return DirectGradients(turned.direct.values.transpose(-1, -2))
+        return DirectGradients(turned.formed().values.transpose(-1, -2))
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if self.one_position:
             super().add_squares(into.T, coefficients)
         else:
-            self.direct.add_squares(into, coefficients)
+            self.formed().add_squares(into, coefficients)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        if self.formed is not None:
-            return self.formed.combine(coefficients)
+        if self._formed is not None:
+            return self._formed.combine(coefficients)
         return OuterGradients(self.inputs, self.deltas, torch.Size(reversed(self.shape))).combine(coefficients).T
 
-    def _part(self, part: slice) -> OuterGradients:
+    def part(self, part: slice) -> OuterGradients:
         return InputFirstGradients(self.inputs[part], self.deltas[:, part], self.shape)
 
 

@@ -7,6 +7,7 @@ M itself is formed only where a layer is applied at several positions and only f
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,14 @@ class SampleGradients(ABC):
     def combine(self, coefficients: Tensor) -> Tensor:
         """Σ_kb c_kb M_kb for coefficients (K, B), in the parameter's shape."""
 
+    @abstractmethod
+    def formed(self) -> DirectGradients:
+        """Return the gradients as they are."""
+
+    @abstractmethod
+    def part(self, part: slice) -> SampleGradients:
+        """Return those of some samples."""
+
     def chunks(self, numbers: int) -> Iterator[tuple[slice, SampleGradients]]:
         """Yield slices of the batch small enough that forming their gradients takes about ``numbers`` numbers."""
         yield slice(0, self.samples), self
@@ -91,6 +100,12 @@ class DirectGradients(SampleGradients):
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self.samples = values.shape[1]
+
+    def formed(self) -> DirectGradients:
+        return self
+
+    def part(self, part: slice) -> DirectGradients:
+        return DirectGradients(self.values[:, part])
 
     def squared_norms(self) -> Tensor:
         # A parameter may be a single number.  One pass: squares written out first would be as many numbers again.
@@ -124,7 +139,7 @@ class OuterGradients(SampleGradients):
 
     inputs: Tensor
     deltas: Tensor
-    formed: DirectGradients | None = None  # until squares, or anything else, need them so
+    _formed: DirectGradients | None = None  # until squares, or anything else, need them so
 
     def __init__(self, inputs: Tensor, deltas: Tensor, shape: torch.Size) -> None:
         self.inputs = inputs
@@ -137,12 +152,11 @@ class OuterGradients(SampleGradients):
         """Whether the layer is applied once a sample, so that M is an outer product."""
         return self.inputs.shape[2] == 1
 
-    @property
-    def direct(self) -> DirectGradients:
-        """The gradients formed: needed where squares are taken after a sum over positions."""
-        if self.formed is None:
-            self.formed = self._form()
-        return self.formed
+    def formed(self) -> DirectGradients:
+        """Form the gradients, once: needed where squares are taken after a sum over positions."""
+        if self._formed is None:
+            self._formed = self._form()
+        return self._formed
 
     def _form(self) -> DirectGradients:
         columns, samples, groups, _, outputs = self.deltas.shape
@@ -166,12 +180,12 @@ class OuterGradients(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         if not self.one_position:
-            return self.direct.squared_norms()
+            return self.formed().squared_norms()
         return (self.deltas.square().sum((-1, -2)) * self.inputs.square().sum((-1, -2))).sum(2)
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if not self.one_position:
-            return self.direct.add_squares(into, coefficients)
+            return self.formed().add_squares(into, coefficients)
         # Columns add up before the product with a²: one matrix product for all of them.
         deltas = (self.deltas[:, :, :, 0].square() * coefficients[:, :, None, None]).sum(0)  # (B, G, O)
         product = deltas.permute(1, 2, 0) @ self.inputs[:, :, 0].square().transpose(0, 1)  # (G, O, I·kernel)
@@ -180,7 +194,7 @@ class OuterGradients(SampleGradients):
 
     def row_products(self, view: WeightView) -> Tensor:
         if not self.one_position:
-            return self.direct.row_products(view)
+            return self.formed().row_products(view)
         # δ_j z_j, z the pre-activation without bias.
         outputs = torch.einsum("goi,bgi->bgo", view.flat, self.inputs[:, :, 0])
         return (self.deltas[:, :, :, 0] * outputs).flatten(2)
@@ -191,19 +205,19 @@ class OuterGradients(SampleGradients):
 
     def column_products(self, view: WeightView) -> Tensor:
         if not self.one_position:
-            return self.direct.column_products(view)
+            return self.formed().column_products(view)
         kernel = view.matrix.shape[-1]
         found: Tensor = (self.inputs[:, :, 0] * self._pulled(view)).unflatten(-1, (-1, kernel)).sum(-1).flatten(2)
         return found
 
     def transposed_norms(self, view: WeightView) -> Tensor:
         if not self.one_position:
-            return self.direct.transposed_norms(view)
+            return self.formed().transposed_norms(view)
         return (self._pulled(view).square().sum(-1) * self.inputs[:, :, 0].square().sum(-1)).sum(2)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        if self.formed is not None:
-            return self.formed.combine(coefficients)
+        if self._formed is not None:
+            return self._formed.combine(coefficients)
         deltas = (self.deltas * coefficients[:, :, None, None, None]).sum(0)  # (B, G, T, O)
         return torch.einsum("bgto,bgti->goi", deltas, self.inputs).reshape(self.shape)
 
@@ -213,14 +227,14 @@ class OuterGradients(SampleGradients):
         step = self.samples if positions == 1 else max(1, numbers // each)
         for start in range(0, self.samples, step):
             part = slice(start, start + step)
-            yield part, self._part(part)
+            yield part, self.part(part)
 
     def _sizes(self) -> tuple[int, int, int, int, int]:
         """Columns, groups, positions, outputs and inputs·kernel of a group."""
         columns, _, groups, positions, outputs = self.deltas.shape
         return columns, groups, positions, outputs, self.inputs.shape[3]
 
-    def _part(self, part: slice) -> OuterGradients:
+    def part(self, part: slice) -> OuterGradients:
         return OuterGradients(self.inputs[part], self.deltas[:, part], self.shape)
 
 
@@ -283,7 +297,7 @@ class ConvolutionGradients(OuterGradients):
         fan_in = self.module.in_channels // groups * math.prod(self.module.kernel_size)
         return len(self.calls[1][0]), groups, positions, outputs, fan_in
 
-    def _part(self, part: slice) -> ConvolutionGradients:
+    def part(self, part: slice) -> ConvolutionGradients:
         inputs, deltas, poolings = self.calls
         return ConvolutionGradients(
             self.module,
@@ -306,6 +320,18 @@ class IndexedGradients(SampleGradients):
         self.values = (same.to(deltas.dtype) @ deltas) * first[..., None]  # (K, B, T, D)
         self.shape = shape
         self.samples = len(tokens)
+
+    def formed(self) -> DirectGradients:
+        columns, samples, _, width = self.values.shape
+        dense = self.values.new_zeros(columns, samples, *self.shape)
+        index = self.tokens[None, :, :, None].expand(columns, -1, -1, width)
+        return DirectGradients(dense.scatter_add_(2, index, self.values))
+
+    def part(self, part: slice) -> IndexedGradients:
+        found = copy.copy(self)  # the positions of a token have been added up
+        found.tokens, found.values = self.tokens[part], self.values[:, part]
+        found.samples = len(found.tokens)
+        return found
 
     def _by_token(self, values: Tensor) -> Tensor:  # (B, T, D) -> (V, D)
         zeros = torch.zeros(self.shape, dtype=values.dtype, device=values.device)

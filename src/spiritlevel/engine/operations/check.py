@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operations.drawing import CurvedBatch
 from spiritlevel.engine.operations.finding import CurvedOperation, Edge
+from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes
@@ -47,8 +48,7 @@ class _Comparison:
     def agreeing(self, names: list[str]) -> list[str]:
         """Return the layers whose second derivatives agree; the graphs of all are made once."""
         tensors = {
-            name: [self.problem.chosen_parameters[full] for full in self.problem.layers[name].parameters.values()]
-            for name in names
+            name: [self.problem.chosen_parameters[full] for full in parameters_of(self.problem, name)] for name in names
         }
         leaves = [tensor for own in tensors.values() for tensor in own]
         if not leaves:

@@ -81,7 +81,7 @@ class CurvatureSums:
     columns: int  # backward passes spent on them
     exact_layers: dict[str, bool] = field(default_factory=dict)  # the block equals the Hessian's, verified
     fallback: tuple[str, ...] = ()  # parameters that went the general way
-    by_rule: frozenset[str] = frozenset()  # layers whose rule held in every batch
+    by_rule: dict[str, bool] = field(default_factory=dict)  # rules that held in every batch, and how samples lie
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
 
@@ -195,7 +195,7 @@ class Accumulators:
         for fold, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
             for name, deltas in recorder.pull_back_all(outputs, columns, names, rules.stages).items():
-                parameters = self.problem.layers[name].parameters
+                parameters = recorder.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
                         yield fold, signs, parameters[local], slice(0, batch.count), gradients
@@ -290,6 +290,6 @@ class Accumulators:
             columns=self.column_count,
             exact_layers=dict(linearity.exact) if linearity is not None else {},
             fallback=self.rules.all_fallbacks,
-            by_rule=frozenset(self.rules.always or ()),
+            by_rule=dict(self.rules.always or {}),
             mean=None if self.mean is None else self.mean.result(float(total)),
         )

@@ -21,6 +21,7 @@ class Graph:
     before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
     nodes: frozenset[Any]
     consumers: dict[Any, list[Any]]  # node -> the nodes its results went into
+    leaves: dict[int, Any]  # id of a parameter -> the node that stands for it
 
 
 def look_at(outputs: Tensor) -> Graph:
@@ -40,7 +41,8 @@ def look_at(outputs: Tensor) -> Graph:
         if _is_users_own(node):
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
-    return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, frozenset(order), consumers)
+    leaves = {leaf: node for node in order if (leaf := _leaf(node)) is not None}
+    return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, frozenset(order), consumers, leaves)
 
 
 def _is_users_own(node: Any) -> bool:

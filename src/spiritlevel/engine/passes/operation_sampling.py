@@ -7,7 +7,7 @@ flatness and each sample's trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from spiritlevel.engine.operations.drawing import CurvedBatch, loss_gradient
 from spiritlevel.engine.operations.finding import FoundOperations, find_operations
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
 from spiritlevel.engine.passes.graph import Graph, look_at
-from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
+from spiritlevel.engine.passes.remainder import by_layer
 from spiritlevel.engine.passes.rules import Rules
 from spiritlevel.engine.passes.sampled_form import Pooled, Running, SampledForm
 from spiritlevel.inputs.batch import Batch
@@ -33,14 +34,14 @@ FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "who
 class OperationSampling:
     """Draws of the remainder over the layers whose operations are known, as many as were asked for so far."""
 
-    def __init__(self, problem: OpenProblem, layers: list[str], wants: frozenset[str], seed: int) -> None:
+    def __init__(self, problem: OpenProblem, rules: Mapping[str, bool], wants: frozenset[str], seed: int) -> None:
         self.problem, self.seed = problem, seed
         self.wants = (wants | ({"rows"} if "whole" in wants else set())) & {"diagonal", "rows", "columns", "transposed"}
-        self.layers = layers
+        self.rules = dict(rules)  # layers and parameters' uses, and whether their samples come second
         self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
         self._forget()
-        if layers:
-            self.layers = self._accounted_for()
+        if rules:
+            self._keep(self._accounted_for())
 
     def _forget(self) -> None:
         self.draws = 0
@@ -53,7 +54,10 @@ class OperationSampling:
     @property
     def names(self) -> list[str]:
         """The parameters of the layers that are sampled so."""
-        return [full for name in self.layers for full in self.problem.layers[name].parameters.values()]
+        return [full for name in self.rules for full in parameters_of(self.problem, name)]
+
+    def _keep(self, names: list[str]) -> None:
+        self.rules = {name: second for name, second in self.rules.items() if name in names}
 
     # --- which layers --------------------------------------------------------------------------------------------
 
@@ -69,27 +73,28 @@ class OperationSampling:
             outputs = self.problem.outputs(batch.content)
         graph = look_at(outputs)
         recorder.stop_after_poolings(graph)
+        recorder.add_uses(graph, uses_among(self.rules), batch.count)
+        for name, uses in recorder.uses.items():
+            uses.samples_second = self.rules[name]
         return outputs, recorder, graph
 
-    def _find(self, graph: Graph, layers: list[str]) -> tuple[FoundOperations, list[str]]:
-        """Return the operations behind some layers, and those of the layers that they are all of."""
-        bits = self._bits(layers)
+    def _find(self, graph: Graph, names: list[str]) -> tuple[FoundOperations, list[str]]:
+        """Return the operations behind some rules' parameters, and the rules that they are all of."""
+        bits = self._bits(names)
         found = find_operations(graph, bits)
         if found.missed:
-            layers = [
+            tensors = self.problem.chosen_parameters
+            names = [
                 name
-                for name in layers
-                if not any(
-                    bits[id(self.problem.chosen_parameters[full])] & found.missed
-                    for full in self.problem.layers[name].parameters.values()
-                )
+                for name in names
+                if not any(bits[id(tensors[full])] & found.missed for full in parameters_of(self.problem, name))
             ]
-            found = find_operations(graph, self._bits(layers))
-        return found, layers
+            found = find_operations(graph, self._bits(names))
+        return found, names
 
-    def _bits(self, layers: list[str]) -> dict[int, int]:
-        names = [full for name in layers for full in self.problem.layers[name].parameters.values()]
-        return {id(self.problem.chosen_parameters[full]): 1 << place for place, full in enumerate(names)}
+    def _bits(self, names: list[str]) -> dict[int, int]:
+        fulls = [full for name in names for full in parameters_of(self.problem, name)]
+        return {id(self.problem.chosen_parameters[full]): 1 << place for place, full in enumerate(fulls)}
 
     def _agreeing(self, batch: Batch, outputs: Tensor, graph: Graph) -> list[str]:
         """Return the layers that the operations of a batch account for, looked at once for all batches of one kind."""
@@ -100,7 +105,7 @@ class OperationSampling:
             if own.signature != graph.signature:
                 few, some, own = batch, outputs, graph
             try:
-                found, candidates = self._find(own, self.layers)
+                found, candidates = self._find(own, list(self.rules))
                 agreed = agreeing_layers(self.problem, few, some, found.operations, candidates)
             except (RuntimeError, NotImplementedError) as error:  # an operation without a second derivative
                 if isinstance(error, torch.OutOfMemoryError):
@@ -108,13 +113,13 @@ class OperationSampling:
                 agreed = []
             self._agreed[graph.signature] = agreed
         known = self._agreed[graph.signature]
-        return [name for name in self.layers if name in known]
+        return [name for name in self.rules if name in known]
 
     # --- drawing -------------------------------------------------------------------------------------------------
 
     def more(self, draws: int) -> None:
         """Add so many draws of every sample, in one sweep; a batch of another kind may cost layers, and all draws."""
-        while self.layers and not self._swept(draws):
+        while self.rules and not self._swept(draws):
             self._forget()
 
     def _swept(self, draws: int) -> bool:
@@ -127,10 +132,10 @@ class OperationSampling:
                 losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
                 problem.agrees(batch, losses)
                 agreeing = self._agreeing(batch, outputs, graph)
-                if agreeing != self.layers:
-                    self.layers = agreeing
+                if agreeing != list(self.rules):
+                    self._keep(agreeing)
                     return False
-                found, _ = self._find(graph, self.layers)
+                found, _ = self._find(graph, agreeing)
                 curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
                 sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
         problem.spent["forward"] += 1
@@ -139,19 +144,24 @@ class OperationSampling:
         return True
 
     def _portions(self, curved: CurvedBatch, recorder: Recorder, draws: int) -> Iterator[Portion]:
-        names = [name for name in self.layers if name in recorder.edges]
+        names = [name for name in self.rules if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
         count = curved.batch.count
         for draw in range(draws):
             sides = curved.pulled_back(recorder, names, self.seed, self.draws + draw)
             for name in names:
                 reached = [(sign, side[name]) for sign, side in zip((1.0, -1.0), sides)]
-                if any(delta is None for _, deltas in reached for delta in deltas):
+                some = next((delta for _, deltas in reached for delta in deltas if delta is not None), None)
+                if some is None:
                     continue  # nothing curved lies above this layer on this batch
-                signs = torch.tensor([[sign] for sign, _ in reached], device=self.problem.device).expand(-1, count)
-                deltas = [torch.stack(pair) for pair in zip(*(deltas for _, deltas in reached))]
-                for local, gradients in from_deltas[name](deltas).items():
-                    parameters = self.problem.layers[name].parameters
+                signs = torch.tensor([[sign] for sign, _ in reached], device=some.device).expand(-1, count)
+                sides_of_call = zip(*(deltas for _, deltas in reached))
+                stacked = [
+                    torch.stack([some.new_zeros(shape) if delta is None else delta for delta in deltas])
+                    for deltas, shape in zip(sides_of_call, recorder.shapes_of_stops(name))
+                ]
+                parameters = recorder.layers[name].parameters
+                for local, gradients in from_deltas[name](stacked).items():
                     if local in parameters:
                         yield draw, signs, parameters[local], slice(0, count), gradients
 
@@ -175,8 +185,8 @@ class OperationSampling:
             for kind, parts in (("entries", sums.diagonal), ("rows", sums.rows), ("columns", sums.columns)):
                 if parts is not None:
                     self.parts.setdefault((kind, full), Running()).add(parts)
-        for name in self.layers:
-            own = [found.parameters[full].trace.cpu() for full in self.problem.layers[name].parameters.values()]
+        for name, fulls in by_layer(self.problem, self.names).items():
+            own = [found.parameters[full].trace.cpu() for full in fulls]
             variance = float(spread.layers.get(name, 0.0)) * scale
             self.by_layer.setdefault(name, Pooled()).add(torch.stack(own).sum(0), variance)
         traces = torch.stack([sums.trace.cpu() for sums in found.parameters.values()]).sum(0)

@@ -49,7 +49,8 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def rules_are_proven(graph: Graph, recorder: Recorder, names: Iterable[str], samples: int) -> bool:
     """Whether the rules of all named layers hold on this batch by what its graph says."""
-    return all(_is_own_operation(recorder, name) for name in names) and _rows_are_kept(graph, samples)
+    calls = all(name in recorder.inputs and _is_own_operation(recorder, name) for name in names)
+    return calls and _rows_are_kept(graph, samples)
 
 
 # --- a layer's output is what torch makes of its input and parameters -------------------------------------------------

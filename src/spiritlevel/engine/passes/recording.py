@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,12 +14,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.engine.layers.rules import FromDeltas, rule_of
 from spiritlevel.engine.layers.sample_gradients import Pooling
+from spiritlevel.engine.layers.uses import Uses, find_uses
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.pooled import pooled
 from spiritlevel.engine.passes.row_channels import pulled_through, rows_as_channels
 from spiritlevel.engine.passes.stages import RowChannels, Stages
 from spiritlevel.inputs.chosen_parameters import Layer
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.torch_internals import nodes
+
+USE = "use of "  # before the name of a parameter whose own uses are recorded, not its module's calls
+_NO_MODULE = nn.Identity()
 
 
 class Recorder:
@@ -40,6 +45,8 @@ class Recorder:
         self.graph: Graph | None = None  # behind the outputs, once it was looked at
         self.poolings: dict[str, list[Pooling | None]] = {}  # of the layers that are stopped after a pooling
         self._gates: dict[str, list[Tensor | None]] = {}  # of the rectifiers before these poolings
+        self.uses: dict[str, Uses] = {}  # of parameters that no module accounts for, by names of their own
+        self._problem = problem
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -78,6 +85,24 @@ class Recorder:
                 self.poolings[name] = [None if one is None else one.pooling for one in found]
                 self._gates[name] = [None if one is None else one.gate for one in found]
 
+    def add_uses(self, graph: Graph, names: Iterable[str], samples: int) -> list[str]:
+        """Stop at the operations that take in these parameters too; return the names under which that is done."""
+        found_names = []
+        for full in names:
+            name, parameter = USE + full, self._problem.chosen_parameters[full]
+            if name in self.uses:
+                found_names.append(name)
+                continue
+            found = find_uses(graph.leaves.get(id(parameter)), graph.consumers, samples)
+            if not found:
+                continue
+            uses = self.uses[name] = Uses(parameter, found, samples, samples_second=False)
+            self.layers[name] = Layer(name, _NO_MODULE, {"": full})
+            self.edges[name] = self.stops[name] = uses.edges
+            self.shapes[name] = [use.shape for use in found]
+            found_names.append(name)
+        return found_names
+
     @property
     def numbers(self) -> int:
         """Numbers in all outputs that were recorded."""
@@ -91,6 +116,9 @@ class Recorder:
         """Return, for each named layer, the function from its output gradients to its parameters' gradients."""
         found = {}
         for name in names:
+            if name in self.uses:
+                found[name] = _rule_of_uses(self.uses[name])
+                continue
             rule = rule_of(self.layers[name].module)
             assert rule is not None
             spread = stages is not None and name in stages.unpooled
@@ -120,6 +148,10 @@ class Recorder:
         roots = [GradientEdge(*edge) for edge in columns]
         flat = iter(torch.autograd.grad(roots, edges, list(columns.values()), retain_graph=True, allow_unused=True))
         return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
+
+    def shapes_of_stops(self, name: str) -> list[torch.Size]:
+        """Return the shapes of the gradients that are pulled back to a layer's stops."""
+        return [torch.Size(nodes.shape_of(edge.node, edge.output_nr)) for edge in self.stops[name]]
 
     def _gates_of(self, name: str) -> list[Tensor | None]:
         return self._gates.get(name) or [None] * len(self.stops[name])
@@ -229,8 +261,22 @@ class Recorder:
         if staged.keys() != apart.keys():
             return False
         pairs = [pair for name in apart for pair in zip(staged[name], apart[name])]
-        near = [(a - b).abs().max() <= tolerance * b.abs().max() for a, b in pairs]
+        near = [(a - b).abs().max() <= tolerance * b.abs().max() for a, b in pairs if a.numel()]
         return not near or bool(torch.stack(near).all())
+
+
+def _rule_of_uses(uses: Uses) -> FromDeltas:
+    return lambda deltas: {"": uses.gradients(list(deltas))}
+
+
+def parameters_of(problem: OpenProblem, name: str) -> list[str]:
+    """Return the parameters that a layer, or the uses of one parameter, account for."""
+    return [name.removeprefix(USE)] if name.startswith(USE) else list(problem.layers[name].parameters.values())
+
+
+def uses_among(names: Iterable[str]) -> list[str]:
+    """Return the parameters whose own uses are among some names."""
+    return [name.removeprefix(USE) for name in names if name.startswith(USE)]
 
 
 def _gated(delta: Tensor, gate: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from spiritlevel.engine.passes.fallback import Fallback
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.piecewise import linear_by_nature
 from spiritlevel.engine.passes.proof import rules_are_proven
-from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
 from spiritlevel.engine.passes.stages import Stages, find_stages
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.batch_sizes import memory_share
@@ -53,7 +54,7 @@ class Rules:
     def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.covered: list[str] = []  # layers whose rule agrees with autograd
-        self.always: set[str] | None = None  # those of which it did in every batch so far
+        self.always: dict[str, bool] | None = None  # those of which it did in every batch, and how samples lie in them
         self.stages = Stages()
         self.fallback = Fallback(problem, [])  # the other parameters, which go the general way
         self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
@@ -73,12 +74,13 @@ class Rules:
         if graph.signature not in self._by_graph:
             self._by_graph[graph.signature] = self._decided(batch, outputs, recorder, factor, graph)
         covered, stages = self._by_graph[graph.signature]
+        recorder.add_uses(graph, uses_among(covered), batch.count)
         # A layer that hands gradients through another one's rule is no better than that one: all or compared.
         if not rules_are_proven(graph, recorder, covered, batch.count):
             agreeing = _agreeing_layers(self.problem, outputs, recorder, graph)
             if not set(covered) <= set(agreeing):
                 covered, stages = [name for name in covered if name in agreeing], Stages()
-        self._go_by(covered, stages)
+        self._go_by(covered, stages, recorder)
 
     def guess(self, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Go by what can be expected of the operations, to be confirmed; not where they are anything but plain."""
@@ -87,14 +89,14 @@ class Rules:
             raise WrongGuess
         stages = find_stages(recorder, graph, names, len(factor.columns), self.room_on_gpu)
         self._by_graph[graph.signature] = names, stages
-        self._go_by(names, stages)
+        self._go_by(names, stages, recorder)
 
     def follow(self, batch: Batch, recorder: Recorder, graph: Graph) -> None:
         """Go on by what was guessed, where this batch's graph proves that it holds."""
         known = self._by_graph.get(graph.signature)
         if known is None or not rules_are_proven(graph, recorder, known[0], batch.count):
             raise WrongGuess
-        self._go_by(*known)
+        self._go_by(*known, recorder)
 
     def confirm(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Look now, beside other work, at what was guessed."""
@@ -102,15 +104,17 @@ class Rules:
         if self._decided(batch, outputs, recorder, factor, graph, guessed) != guessed:
             raise WrongGuess
 
-    def _go_by(self, covered: list[str], stages: Stages) -> None:
+    def _go_by(self, covered: list[str], stages: Stages, recorder: Recorder) -> None:
         self.covered, self.stages = covered, stages
-        self.always = set(covered) if self.always is None else self.always & set(covered)
+        held = {name: name in recorder.uses and recorder.uses[name].samples_second for name in covered}
+        before = held if self.always is None else self.always
+        self.always = {name: second for name, second in held.items() if before.get(name) == second}
         others = self._others(self.covered)
         self.fallback = self._fallbacks.setdefault(others, Fallback(self.problem, list(others)))
 
     def _others(self, names: list[str]) -> tuple[str, ...]:
         """Return the parameters that no rule of the named layers accounts for."""
-        by_rule = {full for name in names for full in self.problem.layers[name].parameters.values()}
+        by_rule = {full for name in names for full in parameters_of(self.problem, name)}
         return tuple(name for name in self.problem.parameters if name not in by_rule)
 
     def _decided(
@@ -127,6 +131,7 @@ class Rules:
         content = None if guessed is None else slice_batch(batch.content, 0, len(some))
         # Also where the graph proves the rules right: not that they are written right.
         covered = _agreeing_layers(self.problem, some, few, own, content)
+        recorder.add_uses(graph, uses_among(covered), batch.count)
         if guessed is not None and covered == guessed[0]:
             stages = guessed[1]
         else:
@@ -183,38 +188,65 @@ def _agreeing_layers(
     generator = torch.Generator().manual_seed(problem.seed)
     cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
     coefficients = torch.randn(count, generator=generator).to(outputs)
-    names = _candidates(problem, outputs, recorder, graph)
-    deltas = recorder.pull_back(outputs, cotangent, names, retain_graph=True)
     weighted = cotangent * coefficients.reshape(-1, *([1] * (outputs.ndim - 1)))
     leaves = dict(problem.chosen_parameters)
+    own_outputs = outputs
     if content is not None:  # autograd would let gradients of the parameters themselves wait for other work with them
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
-        outputs = problem.outputs(content, leaves)
+        own_outputs = problem.outputs(content, leaves)
     gradients = torch.autograd.grad(
-        outputs, list(leaves.values()), weighted, retain_graph=True, allow_unused=True, materialize_grads=True
+        own_outputs, list(leaves.values()), weighted, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    expected = dict(zip(leaves, gradients))
-    tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-10
-    # Gradients that are nothing but rounding (of biases in front of a normalisation) cannot agree in their digits.
-    floor = 1e-2 * torch.stack([gradient.abs().max() for gradient in gradients if gradient.numel()]).max()
-    verdicts: dict[str, Tensor] = {}
-    for name in names:
-        parameters = recorder.layers[name].parameters
-        values = deltas[name]
-        if any(value is None for value in values):
-            verdicts[name] = ~torch.stack([expected[full].any() for full in parameters.values()]).any()
-            continue
-        try:
-            found = recorder.gradients_from_deltas([name])[name]([value[None] for value in values])
-        except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
-            continue
-        if set(parameters) <= set(found) and all(part.samples == count for part in found.values()):
-            pairs = [(found[local], expected[full]) for local, full in parameters.items()]
-            verdicts[name] = torch.stack([_matches(*pair, coefficients, tolerance, floor) for pair in pairs]).all()
-    if not verdicts:
-        return []
-    # Looked at together: a GPU is waited for once.
-    return [name for name, right in zip(verdicts, torch.stack(list(verdicts.values())).tolist()) if right]
+    comparison = _Comparison(problem, recorder, coefficients, dict(zip(leaves, gradients)))
+    names = _candidates(problem, outputs, recorder, graph)
+    agreeing = comparison.agreeing(names, recorder.pull_back(outputs, cotangent, names, retain_graph=True))
+    known = {full for name in agreeing for full in parameters_of(problem, name)}
+    others = [full for full in problem.parameters if full not in known]
+    if others and nodes.parameters_are_told():
+        uses = recorder.add_uses(graph, others, count)
+        deltas = recorder.pull_back(outputs, cotangent, uses, retain_graph=True)
+        for second in (False, True):  # samples first, or second as sequence-first layouts have them
+            for name in uses:
+                recorder.uses[name].samples_second = second
+            agreeing += comparison.agreeing(uses, deltas)
+            uses = [name for name in uses if name not in agreeing]
+    return agreeing
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What rules give held against autograd's gradients of all samples together, each with its coefficient."""
+
+    problem: OpenProblem
+    recorder: Recorder
+    coefficients: Tensor
+    expected: dict[str, Tensor]
+
+    def agreeing(self, names: list[str], deltas: dict[str, list[Tensor]]) -> list[str]:
+        """Return those of the names whose rules agree."""
+        tolerance = 1e-4 if self.problem.dtype == torch.float32 else 1e-10
+        # Gradients that are nothing but rounding (of biases in front of a normalisation) cannot agree in their digits.
+        largest = [gradient.abs().max() for gradient in self.expected.values() if gradient.numel()]
+        floor = 1e-2 * torch.stack(largest).max()
+        verdicts: dict[str, Tensor] = {}
+        for name in names:
+            parameters = self.recorder.layers[name].parameters
+            values = deltas[name]
+            if any(value is None for value in values):
+                verdicts[name] = ~torch.stack([self.expected[full].any() for full in parameters.values()]).any()
+                continue
+            try:
+                found = self.recorder.gradients_from_deltas([name])[name]([value[None] for value in values])
+                if set(parameters) <= set(found) and all(p.samples == len(self.coefficients) for p in found.values()):
+                    pairs = [(found[local], self.expected[full]) for local, full in parameters.items()]
+                    near = [_matches(*pair, self.coefficients, tolerance, floor) for pair in pairs]
+                    verdicts[name] = torch.stack(near).all()
+            except RuntimeError:  # shapes the rule does not know: an unbatched call, a flattened sequence
+                continue
+        if not verdicts:
+            return []
+        # Looked at together: a GPU is waited for once.
+        return [name for name, right in zip(verdicts, torch.stack(list(verdicts.values())).tolist()) if right]
 
 
 def _matches(found: SampleGradients, expected: Tensor, coefficients: Tensor, tolerance: float, floor: Tensor) -> Tensor:

@@ -80,3 +80,13 @@ ENTRYWISE = POINTWISE | ENTRYWISE_LINEAR | {MULTIPLY, DIVIDE}
 # Of which x · (mean(x²) + ε)^-½ is made where it is written out.
 POWER, INVERSE_ROOT = "PowBackward0", "RsqrtBackward0"
 PLUS_CONSTANT = frozenset({nodes.ADD, "AddBackward1"})
+
+EMBEDDING = "EmbeddingBackward0"
+# Linear operations that parameters go through before they meet samples.
+CARRIERS = frozenset(
+    {
+        nodes.CLONE, nodes.MATRIX_TRANSPOSE, nodes.PERMUTE, nodes.RESHAPE_ALIAS, nodes.SELECT, nodes.SLICE,
+        nodes.SQUEEZE, nodes.SQUEEZE_ALONG, nodes.TRANSPOSE, nodes.UNSAFE_VIEW, nodes.UNSQUEEZE, nodes.VIEW,
+        "IndexBackward0", "IndexSelectBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0",
+    }
+)  # fmt: skip

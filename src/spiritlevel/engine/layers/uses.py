@@ -1,0 +1,166 @@
+"""Each sample's gradient of a parameter from the operations that take it in, where no module accounts for it.
+
+A class token, a position embedding, the scale of a residual branch, attention's joint projection, a weight that two
+modules share: autograd's graph says where each meets the samples.  From the gradient passed back to that operation, and
+what it kept of its other factor, the sample's gradient follows.  Like every rule this one is held against autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from spiritlevel.engine.layers.sample_gradients import (
+    DirectGradients,
+    IndexedGradients,
+    OuterGradients,
+    SampleGradients,
+)
+from spiritlevel.engine.layers.summed_gradients import SummedGradients
+from spiritlevel.inputs.torch_internals import nodes, operations
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operation in which a parameter, or what linear operations made of it, meets the samples.
+
+    ``place``: which of the operation's inputs that is.
+    """
+
+    node: Any
+    place: int
+    leaf: Any
+
+    @property
+    def made(self) -> tuple[Any, int]:
+        """The edge at which it comes in."""
+        found: tuple[Any, int] = self.node.next_functions[self.place]
+        return found
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the operation's output."""
+        return torch.Size(nodes.shape_of(self.node, 0))
+
+
+class Uses:
+    """All uses of one parameter; ``samples_second`` where samples are counted by the second dimension of rows."""
+
+    def __init__(self, parameter: Tensor, uses: list[Use], samples: int, samples_second: bool) -> None:
+        self.parameter, self.uses, self.samples, self.samples_second = parameter, uses, samples, samples_second
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """Where gradients are pulled back to."""
+        return [GradientEdge(use.node, 0) for use in self.uses]
+
+    def gradients(self, deltas: list[Tensor | None]) -> SampleGradients:
+        """Return each sample's gradient from what is passed back to the uses, (K, B, …), None where nothing is."""
+        found = [self._of(use, delta) for use, delta in zip(self.uses, deltas) if delta is not None]
+        return found[0] if len(found) == 1 else SummedGradients(found, self.parameter.shape)
+
+    def _of(self, use: Use, delta: Tensor) -> SampleGradients:
+        name = nodes.name_of(use.node)
+        if name == operations.EMBEDDING:
+            tokens = nodes.saved(use.node, "indices").reshape(self.samples, -1)
+            return IndexedGradients(tokens, self._rows(delta, self.parameter.shape[1]), self.parameter.shape)
+        if name in operations.MATRIX_PRODUCTS and use.place == operations.MATRIX_PRODUCTS[name][1]:
+            factor = nodes.saved(use.node, "self" if name == nodes.MM else "mat1").detach()
+            rows = self._rows(delta, delta.shape[-1])
+            inputs = self._rows(factor[None], factor.shape[-1])[0]
+            turned = use.made[0]
+            if nodes.name_of(turned) == nodes.MATRIX_TRANSPOSE and turned.next_functions[0][0] is use.leaf:
+                return OuterGradients(inputs[:, None], rows[:, :, None], self.parameter.shape)
+            return self._through(use, torch.einsum("bti,kbto->kbio", inputs, rows))
+        if name in operations.MATRIX_PRODUCTS:  # the bias of a product
+            return self._through(use, self._rows(delta, delta.shape[-1]).sum(2))
+        if name == nodes.MULTIPLY:
+            other = nodes.saved(use.node, "other" if use.place == 0 else "self").detach()
+            delta = delta * other
+        elif name == nodes.SUBTRACT and use.place == 1:
+            delta = -delta
+        alpha = nodes.saved(use.node, "alpha") if name in (nodes.ADD, nodes.SUBTRACT) and use.place == 1 else None
+        return self._through(use, self._summed(use, delta if alpha in (None, 1) else delta * alpha))
+
+    def _rows(self, delta: Tensor, width: int) -> Tensor:
+        """Return rows (K, n, width), of whatever dimensions, by sample: (K, B, T, width)."""
+        if self.samples_second:
+            return delta.reshape(len(delta), -1, self.samples, width).transpose(1, 2)
+        return delta.reshape(len(delta), self.samples, -1, width)
+
+    def _summed(self, use: Use, delta: Tensor) -> Tensor:
+        """Sum over what the parameter was spread over, but for the samples."""
+        made = nodes.shape_of(*use.made)
+        full = (1,) * (len(use.shape) - len(made)) + tuple(made)
+        if self.samples_second:
+            delta, full = delta.transpose(1, 2), (full[1], full[0], *full[2:])
+        dims = [2 + i for i, (own, spread) in enumerate(zip(full[1:], delta.shape[2:])) if own == 1 and spread != 1]
+        if full[0] != 1 or delta.shape[1] != self.samples:
+            raise RuntimeError("the first dimension does not count samples")  # as any rule that does not fit raises
+        return (delta.sum(dims, keepdim=True) if dims else delta).reshape(*delta.shape[:2], *made)
+
+    def _through(self, use: Use, gradient: Tensor) -> DirectGradients:
+        """Pull gradients (K, B, …) of what was made of the parameter back to itself."""
+        gradient = gradient.reshape(*gradient.shape[:2], *nodes.shape_of(*use.made))
+        if use.made[0] is use.leaf:
+            return DirectGradients(gradient)
+        edge = GradientEdge(*use.made)
+
+        def pull(one: Tensor) -> Tensor:
+            return torch.autograd.grad(edge, self.parameter, one, retain_graph=True)[0]
+
+        found: Tensor = torch.func.vmap(pull)(gradient.flatten(0, 1))
+        return DirectGradients(found.unflatten(0, gradient.shape[:2]))
+
+
+def find_uses(leaf: Any, consumers: dict[Any, list[Any]], samples: int) -> list[Use] | None:
+    """Return all uses of a leaf of the graph; None where one is not known."""
+    return None if leaf is None else _gathered(leaf, leaf, consumers, samples)
+
+
+def _gathered(node: Any, leaf: Any, consumers: dict[Any, list[Any]], samples: int) -> list[Use] | None:
+    found: list[Use] = []
+    for consumer in dict.fromkeys(consumers.get(node, [])):
+        for place in _places(node, consumer):
+            kind = _kind(consumer, place, samples)
+            if kind == "use":
+                found.append(Use(consumer, place, leaf))
+            elif kind == "carrier":
+                further = _gathered(consumer, leaf, consumers, samples)
+                if further is None:
+                    return None
+                found.extend(further)
+            else:
+                return None
+    return found
+
+
+def _places(node: Any, consumer: Any) -> Iterator[int]:
+    for place, (child, _) in enumerate(consumer.next_functions):
+        if child is node:
+            yield place
+
+
+def _kind(node: Any, place: int, samples: int) -> str:
+    """Say whether an operation brings its input together with samples, or makes something linear of it alone."""
+    name, shape = nodes.name_of(node), nodes.shape_of(node, 0)
+    if name in operations.MATRIX_PRODUCTS:
+        weighted = name in (nodes.MM, nodes.ADDMM) and place != operations.MATRIX_PRODUCTS[name][0]
+        return "use" if weighted else ""
+    counts = [size == samples for size in shape[:2]]
+    if name == operations.EMBEDDING:
+        indices = nodes.saved(node, "indices")
+        if indices is None:
+            return ""
+        return "use" if indices.ndim > 1 and len(indices) == samples else "carrier"
+    if name in (nodes.ADD, nodes.SUBTRACT, nodes.MULTIPLY):
+        own = nodes.shape_of(*node.next_functions[place])
+        return "use" if any(counts) and len(own) <= len(shape) else ""
+    if name == nodes.EXPAND:
+        return "use" if any(counts) else "carrier"
+    return "carrier" if name in operations.CARRIERS else ""
