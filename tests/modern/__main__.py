@@ -45,8 +45,9 @@ def lines_of(one: Measured) -> list[str]:
     if one.refused:
         return [f"{head}  refused: {one.refused}"]
     spent = ", ".join(f"{number:.0f} {kind}" for kind, number in one.spent[0].items())
+    passes, of_samples = statistics.median(one.passes), statistics.median(one.sample_passes)
     lines = [
-        f"{head}  {statistics.median(one.passes):,.0f} passes (samples' traces {statistics.median(one.sample_passes):,.0f};"
+        f"{head}  {passes:,.0f} passes (samples' traces {of_samples:,.0f};"
         f" gradient {one.gradient * 1e3:.2f} ms; counted {spent})"
     ]
     lines += [_line(verdict) for verdict in one.verdicts[0]]
@@ -87,9 +88,8 @@ def summary_of(found: list[Measured]) -> list[str]:
     for name, zs in errors.items():
         if zs:
             covered = sum(abs(z) <= COVERED for z in zs) / len(zs)
-            lines.append(
-                f"{name:24} {len(zs):5} estimates, {covered:.1%} within {COVERED} errors, at most {max(map(abs, zs)):.1f}"
-            )
+            furthest = max(map(abs, zs))
+            lines.append(f"{name:24} {len(zs):5} estimates, {covered:.1%} within {COVERED}, at most {furthest:.1f}")
     costs = {one.name: statistics.median(one.passes) for one in ran}
     above = [name for name, cost in costs.items() if cost > MOST]
     lines.append(f"median {statistics.median(costs.values()):,.0f} gradient passes (asked for: {MEDIAN})")
