@@ -21,7 +21,7 @@ from spiritlevel.values.errors import UsageError
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-Vectors = TypeVar("Vectors", Tensor, "np.ndarray[Any, Any]")
+Columns = TypeVar("Columns", Tensor, "np.ndarray[Any, Any]")
 
 
 class Operator:
@@ -109,7 +109,7 @@ class Operator:
         """Let go of the graphs that were kept."""
         self.products.release()
 
-    def __matmul__(self, vectors: Vectors) -> Vectors:
+    def __matmul__(self, vectors: Columns) -> Columns:
         if isinstance(vectors, np.ndarray):
             product = self._times(torch.from_numpy(vectors.copy())).cpu().numpy()
             return product.astype(vectors.dtype) if np.issubdtype(vectors.dtype, np.floating) else product
@@ -119,7 +119,7 @@ class Operator:
             )
         return self._times(vectors)
 
-    def __rmatmul__(self, vectors: Vectors) -> Vectors:
+    def __rmatmul__(self, vectors: Columns) -> Columns:
         return self @ vectors if vectors.ndim < 2 else (self @ vectors.T).T
 
     def _times(self, vectors: Tensor) -> Tensor:
