@@ -137,8 +137,8 @@ class Operator:
         return product[:, 0] if vectors.ndim == 1 else product
 
     def matvec(self, block: Tensor) -> Tensor:
-        """Return the product with a block (P, K) in its own dtype; sums over batches are taken in float64."""
-        return self.join(self.products.multiply(self.split(block), self._of)).to(block.dtype)
+        """Return the product with a block (P, K) in its own dtype; sums over batches are taken as `Products` does."""
+        return self.join(self.products.multiply_rounded(self.split(block), self._of, block.dtype))
 
     def split(self, block: Tensor) -> dict[str, Tensor]:
         """Return the columns of a block (P, K) by parameter, (K, *shape)."""

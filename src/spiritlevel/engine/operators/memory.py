@@ -9,6 +9,7 @@ import torch
 
 from spiritlevel.inputs.graph_size import saved_bytes
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.memory_limit import memory_limit
 
 # The graph of a gradient holds about as much again for the gradient's own computation, and once more while it is used.
 GRAPH_FACTOR = 3.0
@@ -19,17 +20,23 @@ _CGROUP = (
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that may still be used on a device."""
+    """Return the memory that may still be used on a device, at most what the user allows.
+
+    On a GPU what torch holds already counts against that; on a CPU it is for what a measurement takes beside the rest.
+    """
+    limit = memory_limit()
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds but does not use can be used again.
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        allocated = torch.cuda.memory_allocated(device)
+        free += torch.cuda.memory_reserved(device) - allocated
+        return free if limit is None else min(free, max(limit - allocated, 0))
     found = _available_from_kernel()
     for limit_file, used_file in _CGROUP:
-        limit, used = _number_in(limit_file), _number_in(used_file)
-        if limit is not None and used is not None:
-            found = min(found, max(limit - used, 0))
-    return found
+        most, used = _number_in(limit_file), _number_in(used_file)
+        if most is not None and used is not None:
+            found = min(found, max(most - used, 0))
+    return found if limit is None else min(found, limit)
 
 
 def graph_bytes(problem: OpenProblem) -> tuple[int, int]:
