@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import spiritlevel as sl
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
 from spiritlevel.engine.operators.layer_tops import block_products
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
@@ -320,3 +321,29 @@ def test_wrong_shapes_and_names_are_refused() -> None:
     one = vectors(problem)[:, 0]
     assert (HessianOperator(problem) @ one).shape == one.shape
     assert HessianOperator(problem).shape == (problem.size, problem.size)
+
+
+def test_a_measurement_with_little_memory_gives_the_same_numbers_in_smaller_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, names = CASES["gelu"], ["hessian_trace", "hessian_top_eigenvalue", "hessian_frobenius"]
+    seen: list[int] = []
+    made = Products._made
+
+    def counted(self: Products, problem: Any, batch: Any, *arguments: Any) -> Any:
+        seen.append(batch.count)
+        return made(self, problem, batch, *arguments)
+
+    monkeypatch.setattr(Products, "_made", counted)
+    found = []
+    for samples in (None, 6):
+        problem = case.opened(count=48, batch_size=48)
+        if samples is not None:
+            allow(monkeypatch, graph_bytes(problem)[0] / 48 * samples / GRAPH_SHARE)
+        seen.clear()
+        found.append((sl.measure(problem, names), max(seen)))
+    (wide, largest), (narrow, most) = found
+    assert most <= 6 < largest
+    for name in names:
+        assert narrow[name].status == wide[name].status
+        assert narrow[name].value == pytest.approx(wide[name].value, rel=1e-9)
