@@ -365,7 +365,7 @@ def test_bad_requests_are_refused() -> None:
 def test_smooth_architectures_against_dense(name: str) -> None:
     model, data = SMOOTH[name].trained()
     problem = Problem(model, data, batch_size=9)
-    found = sl.spectrum(problem, probes=4, steps=60)
+    found = sl.spectrum(problem, probes=12, steps=60)
     exact = torch.linalg.eigvalsh(Dense(problem).hessian)
     assert found.eigenvalue_max.value == pytest.approx(float(exact[-1]), rel=1e-8)
     assert found.eigenvalue_min.value == pytest.approx(float(exact[0]), abs=1e-6 * float(exact[-1]))

@@ -228,7 +228,7 @@ def test_each_samples_sampled_trace_carries_its_error(name: str) -> None:
 def test_transposed_and_whole_forms_carry_their_errors(name: str) -> None:
     problem, dense = trained(name)
     found = Coverage(float(dense.hessian.diagonal().abs().sum()))
-    for seed in range(8):
+    for seed in range(16):
         blocks = Blocks(problem, frozenset({"whole", "transposed"}), seed=seed)
         for weight, full in problem.weights.items():
             if full in blocks.sampled_names:

@@ -13,6 +13,8 @@ from spiritlevel.inputs.open_problem import OpenProblem
 
 # Every so many samples, and at least so many: enough that the guess is near, few enough that it costs next to nothing.
 STEP, FEWEST = 20, 500
+# A search for one pair is plain Lanczos: a guess, and the random direction beside it, cost it more than they save.
+FEWEST_PAIRS = 2
 
 
 def warm_start(problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:
@@ -22,7 +24,7 @@ def warm_start(problem: OpenProblem, k: int, which: Which, tolerance: float, see
     """
     count = problem.source.count
     step = min(STEP, (count or 0) // FEWEST)
-    if step < 4 or problem.survey.coupled or path_of(problem).differences:
+    if k < FEWEST_PAIRS or step < 4 or problem.survey.coupled or path_of(problem).differences:
         return None
     few = problem.on_every(step)
     matrix = HessianOperator(few, keep_graphs=None)

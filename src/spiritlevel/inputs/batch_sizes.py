@@ -13,6 +13,7 @@ import torch
 from spiritlevel.inputs.contents import count_of, map_tensors, slice_batch
 from spiritlevel.inputs.data import DEFAULT_BATCH_SIZE
 from spiritlevel.inputs.graph_size import saved_bytes
+from spiritlevel.inputs.process.memory_limit import memory_limit
 
 if TYPE_CHECKING:
     from spiritlevel.inputs.open_problem import OpenProblem
@@ -26,7 +27,8 @@ CACHED = 32 * 2**20  # bytes: about what the caches of a processor hold
 
 def memory_share(device: torch.device) -> int:
     """Return the bytes that one batch, or the gradients of its columns, may take on a GPU."""
-    return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
+    total, limit = torch.cuda.get_device_properties(device).total_memory, memory_limit()
+    return int(SHARE * (total if limit is None else min(total, limit)))
 
 
 def batch_size_for(problem: OpenProblem) -> int:

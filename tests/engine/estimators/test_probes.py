@@ -8,7 +8,8 @@ import statistics
 import pytest
 import torch
 
-from spiritlevel.engine.estimators.probes import random_signs, until
+from spiritlevel.engine.estimators.probes import STREAM, random_signs, until
+from spiritlevel.inputs.splitmix import splitmix64
 from spiritlevel.values.draws import Samples, student_quantile
 from spiritlevel.values.errors import UsageError
 
@@ -21,6 +22,30 @@ def test_probe_is_the_same_whatever_the_blocking() -> None:
         assert torch.equal(random_signs(50, 1, seed=3, first=j)[:, 0], together[:, j])
     assert torch.equal(random_signs(50, 4, seed=3, first=2), together[:, 2:6])
     assert torch.equal(random_signs(50, 7, seed=3, dtype=torch.float64), together.double())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def test_signs_are_the_same_on_every_device_and_in_every_release(device: str) -> None:
+    found = random_signs(70, 2, seed=5, first=3, device=device).cpu()
+    written = ["".join("+" if sign > 0 else "-" for sign in column) for column in found.T.tolist()]
+    assert written == [
+        "++++++-+--+---+++--+-+-+-++---++-+--+-+--+-++---+--+--++------++------",
+        "------++++++--+--+-++--++-+---+---++-+++--+-----+-++-----+-+--+-+--+++",
+    ]
+
+
+def test_signs_are_those_of_the_words_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, seed, probe = 1000, 2**70 + 9, 4
+    whole = random_signs(size, 1, seed=seed, first=probe)[:, 0]
+    state = splitmix64(0, torch.tensor(seed % 2**63))
+    for number in (STREAM, probe):
+        state = splitmix64(state, torch.tensor(number))
+    words = splitmix64(state, torch.arange(-(-size // 64)))
+    bits = (words[:, None] >> torch.arange(64)) & 1
+    assert torch.equal(whole, (bits.reshape(-1)[:size] * 2 - 1).float())
+    monkeypatch.setattr("spiritlevel.engine.estimators.probes.WORDS_AT_ONCE", 3)
+    assert torch.equal(random_signs(size, 1, seed=seed, first=probe)[:, 0], whole)
+    assert torch.equal(random_signs(size - 37, 1, seed=seed, first=probe)[:, 0], whole[:-37])
 
 
 def test_probes_of_neighbouring_seeds_and_indices_are_unrelated() -> None:

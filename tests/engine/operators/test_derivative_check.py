@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 import spiritlevel as sl
 from spiritlevel.engine.operators import GGNOperator, HessianOperator
 from spiritlevel.engine.operators.derivative_check import SAMPLES, path_of
+from spiritlevel.engine.operators.generic_point import AWAY, GenericPoint
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError
@@ -234,10 +235,54 @@ def test_the_check_is_cheap_and_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     problem.survey  # noqa: B018
     monkeypatch.setattr(OpenProblem, "outputs", counted)
     path_of(problem)
-    assert len(calls) == 5  # the product, and differences at two steps
+    assert len(calls) == 3  # the product, and a sharp difference
     assert max(calls) <= SAMPLES  # of a few samples
     path_of(problem)
-    assert len(calls) == 5
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("positions", "samples"), [(1, SAMPLES), (4000, 2)])
+def test_of_a_large_model_on_large_samples_few_are_looked_at(
+    positions: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spiritlevel.engine.operators.derivative_check.LARGE", 10)
+    torch.manual_seed(0)
+    seen: list[int] = []
+    calls = OpenProblem.outputs
+
+    def counted(self: OpenProblem, content: Any, parameters: Any = None) -> Tensor:
+        if parameters is not None:
+            seen.append(len(content[0]))
+        return calls(self, content, parameters)
+
+    monkeypatch.setattr(OpenProblem, "outputs", counted)
+    for function, trusted in ((torch.tanh, True), (GraphCutting.apply, False)):
+        seen.clear()
+        middle = nn.Linear(4, 50), Through(function), nn.Linear(50, 50), nn.Linear(50, 3)
+        model = nn.Sequential(*middle, Through(lambda z: z.mean(1)))
+        problem = opened(model.double(), (torch.randn(40, positions, 4).double(), torch.randint(0, 3, (40,))))
+        assert path_of(problem).differences is not trusted
+        assert set(seen) == {samples}
+
+
+@pytest.mark.parametrize("sizes", [(7,), (60_000, 9), (65_537, 65_538, 3)])
+def test_the_generic_point_is_made_anew_each_time_and_is_the_same(sizes: tuple[int, ...]) -> None:
+    model = nn.Module()
+    model.parts = nn.ParameterList([torch.randn(size).double() for size in sizes])
+    model.forward = lambda x: torch.stack([x @ part[:3] for part in model.parts], 1)  # type: ignore[assignment]
+    problem = opened(model, (torch.randn(5, 3).double(), torch.randn(5, len(sizes)).double()), "mean_squared_error")
+    at = GenericPoint(problem, torch.float64)
+    here, there = at.moved(0.0), at.moved(0.5)
+    direction = {name: at.direction(name) for name in here}
+    for name, tensor in problem.chosen_parameters.items():
+        torch.testing.assert_close(there[name] - here[name], 0.5 * direction[name], rtol=1e-9, atol=1e-12)
+        away = (here[name] - tensor.detach()) / (AWAY * at.scales[name])
+        assert 0.1 < float(away.std()) < 10
+        assert abs(float(torch.corrcoef(torch.stack([away, direction[name]]))[0, 1])) < 0.99
+    parts = [torch.randn_like(part) for part in here.values()]
+    expected = torch.stack([(part * direction[name]).sum() for name, part in zip(here, parts)])
+    torch.testing.assert_close(at.slopes(parts), expected, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(there[name], again) for name, again in at.moved(0.5).items())
 
 
 def test_near_interpolation_the_check_still_sees() -> None:

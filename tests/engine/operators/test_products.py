@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import spiritlevel as sl
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
 from spiritlevel.engine.operators.layer_tops import block_products
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
-from spiritlevel.engine.operators.products import Products
+from spiritlevel.engine.operators.products import GRAPH_SHARE, Products
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import UsageError
@@ -228,15 +229,59 @@ def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
     assert graph_bytes(few)[0] == graph_bytes(many)[0]
 
 
-def test_too_little_memory_for_a_graph_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow(monkeypatch: pytest.MonkeyPatch, allowed: float) -> None:
+    monkeypatch.setenv("SPIRITLEVEL_MEMORY", str(int(allowed)))
+
+
+@pytest.mark.parametrize("strategy", ["looped", "batched"])
+@pytest.mark.parametrize("samples", [1, 2, 4])
+def test_batches_are_cut_into_pieces_whose_graph_fits(
+    samples: int, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = CASES["conv2d_strided_padded"].opened()
+    size, number = graph_bytes(problem)
+    each = size * number / problem.survey.count
+    dense, block = Dense(problem).hessian, vectors(problem)
+    wide = HessianOperator(problem, strategy=strategy) @ block
+    allow(monkeypatch, each * (samples + 0.5) / GRAPH_SHARE)
+    for keep in (False, True, None):
+        operator = HessianOperator(problem, strategy=strategy, keep_graphs=keep)
+        counts = [part.batch.count for part in operator.products.sweep(3, "test")]  # type: ignore[attr-defined]
+        assert max(counts) == samples
+        assert sum(counts) == problem.survey.count
+        for _ in range(2):
+            product = operator @ block
+            assert distance(product, dense @ block) < 1e-12
+            torch.testing.assert_close(product, wide, rtol=1e-10, atol=1e-14)
+        operator.release()
+
+
+def test_too_little_memory_for_the_graph_of_one_sample_takes_forward_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES["tanh"].opened()
-    size, _ = graph_bytes(problem)
-    monkeypatch.setattr("spiritlevel.engine.operators.products.free_bytes", lambda device: size)
+    size, number = graph_bytes(problem)
+    allow(monkeypatch, size * number / problem.survey.count)  # of which only a part may be a graph
     operator = HessianOperator(problem, keep_graphs=None)
     block = vectors(problem)
     assert distance(operator @ block, Dense(problem).hessian @ block) < 1e-12
     assert operator.products.strategy == "forward"
     assert not operator.products.keeps_graphs
+
+
+def test_samples_that_influence_each_other_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = PIECEWISE_LINEAR["batch_norm_1d"].opened(mode="train")
+    whole = HessianOperator(problem) @ vectors(problem)
+    allow(monkeypatch, 1000)
+    assert distance(HessianOperator(problem) @ vectors(problem), whole) < 1e-12
+    own = HessianOperator(problem)
+    assert len(list(own.products.sweep(1, "test"))) == 2
+
+
+def test_vectors_as_large_as_the_model_go_one_by_one_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES["mlp"].opened(count=40)
+    monkeypatch.setattr("spiritlevel.engine.operators.products.SMALL_GRAPH", 1)
+    assert Products(problem, problem.parameters).strategy_for(8) == "batched"
+    monkeypatch.setattr("spiritlevel.engine.operators.products.LARGEST_BLOCK", 12 * 8 * (problem.size - 1))
+    assert Products(problem, problem.parameters).strategy_for(8) == "looped"
 
 
 def test_a_strategy_that_fails_gives_way_and_the_report_says_so() -> None:
@@ -276,3 +321,29 @@ def test_wrong_shapes_and_names_are_refused() -> None:
     one = vectors(problem)[:, 0]
     assert (HessianOperator(problem) @ one).shape == one.shape
     assert HessianOperator(problem).shape == (problem.size, problem.size)
+
+
+def test_a_measurement_with_little_memory_gives_the_same_numbers_in_smaller_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, names = CASES["gelu"], ["hessian_trace", "hessian_top_eigenvalue", "hessian_frobenius"]
+    seen: list[int] = []
+    made = Products._made
+
+    def counted(self: Products, problem: Any, batch: Any, *arguments: Any) -> Any:
+        seen.append(batch.count)
+        return made(self, problem, batch, *arguments)
+
+    monkeypatch.setattr(Products, "_made", counted)
+    found = []
+    for samples in (None, 6):
+        problem = case.opened(count=48, batch_size=48)
+        if samples is not None:
+            allow(monkeypatch, graph_bytes(problem)[0] / 48 * samples / GRAPH_SHARE)
+        seen.clear()
+        found.append((sl.measure(problem, names), max(seen)))
+    (wide, largest), (narrow, most) = found
+    assert most <= 6 < largest
+    for name in names:
+        assert narrow[name].status == wide[name].status
+        assert narrow[name].value == pytest.approx(wide[name].value, rel=1e-9)

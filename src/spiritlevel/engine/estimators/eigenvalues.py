@@ -14,17 +14,22 @@ from spiritlevel.engine.estimators.lanczos import (
     ENOUGH,
     Matvec,
     checked_product,
+    distance_along,
     fresh_direction,
     inner_product,
     length,
     orthogonalised,
-    wide,
 )
 from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.inputs.process.memory_limit import free_bytes
 from spiritlevel.values.errors import UsageError
 
 Which = Literal["largest", "smallest", "magnitude"]
 
+# Share of the free memory that the basis and its images may take, and how many numbers need no counting.
+BASIS_SHARE, SMALL_BASIS = 0.4, 10_000
+# Vectors that the basis and its images are given room for at a time, where they are large.
+GROWTH = 8
 # Vectors that a product has in most sweeps of a search: few pairs are still on their way after the first ones.
 USUAL_WIDTH = 3
 # No residual can be asked to fall below this many roundings of the matrix's norm.
@@ -97,7 +102,8 @@ def top_eigenpairs(
 
     Davidson's method with thick restart: from ``block`` random columns (default k, so that every copy of a multiple
     eigenvalue is met) the basis grows by the residuals of the wanted pairs that are not there yet, at most ``width`` of
-    them a sweep (default half a block), up to ``max_basis`` vectors, of which the best Ritz vectors survive a restart.
+    them a sweep (default half a block), up to ``max_basis`` vectors (default what memory allows, 6 ``block`` or
+    2 k + 24 at most), of which the best Ritz vectors survive a restart.
     While all pairs are on their way that is block Krylov; a pair that has arrived costs nothing more.  Done when the
     residual of every pair asked for is at most ``tolerance`` times the largest Ritz value in magnitude; otherwise
     ``max_sweeps`` products are spent and the status says so, and the residuals say how far it came.  Where rounding
@@ -126,9 +132,15 @@ def top_eigenpairs(
         if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
             raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
         block = min(size, max(block, start.shape[1] + 1))  # one random column: the start may miss what is sought
-    limit = max_basis if max_basis is not None else max(6 * block, 2 * k + 24)
-    if limit < k + 2 * block and limit < size:
-        raise UsageError(f"max_basis must hold k + 2 block = {k + 2 * block} vectors; found {limit}.")
+    least, device = k + 2 * block, torch.device(device)
+    limit = max_basis
+    if limit is None:
+        limit = max(6 * block, 2 * k + 24)
+        if min(limit, size) * size > SMALL_BASIS:
+            room = BASIS_SHARE * free_bytes(torch.device(basis_device) if basis_device is not None else device)
+            limit = max(least, min(limit, int(room / (2 * size * dtype.itemsize))))
+    if limit < least and limit < size:
+        raise UsageError(f"max_basis must hold k + 2 block = {least} vectors; found {limit}.")
 
     may_combine = (
         linear and relative_to == "norm" and tolerance >= WELL_ABOVE * COMBINED_ROUNDINGS * torch.finfo(dtype).eps
@@ -147,7 +159,7 @@ def top_eigenpairs(
         which,
         limit=min(limit, size),
         dtype=dtype,
-        device=torch.device(device),
+        device=device,
         basis_device=basis_device,
         seed=seed,
     )
@@ -191,13 +203,24 @@ class _EigenSearch:
         self.matvec, self.size, self.k, self.which, self.limit = matvec, size, k, which, limit
         self.device = device
         self.home = torch.device(basis_device) if basis_device is not None else device
-        self.basis = torch.zeros(limit, size, dtype=dtype, device=self.home)
+        self.basis = torch.zeros(0, size, dtype=dtype, device=self.home)
         self.images = torch.zeros_like(self.basis)
         self.held = 0
         self.projection = torch.zeros(limit, limit, dtype=torch.float64)
         self.scale = 0.0
         self.seed, self.sweeps, self.products, self.draws = seed, 0, 0, 0
         self.eps = torch.finfo(dtype).eps
+
+    def _make_room(self, count: int) -> None:
+        """Let the basis hold so many vectors: a search of few steps does not take the memory of a long one."""
+        room = len(self.basis)
+        if count <= room:
+            return
+        small = self.limit * self.size <= SMALL_BASIS
+        more = (self.limit if small else min(self.limit, max(count, room + GROWTH))) - room
+        for name in ("basis", "images"):  # one after the other
+            held = getattr(self, name)
+            setattr(self, name, torch.cat([held, held.new_zeros(more, self.size)]))
 
     @property
     def full(self) -> bool:
@@ -271,7 +294,7 @@ class _EigenSearch:
         for row, image in zip(rows, images, strict=True):
             quotient = inner_product(row, image) / inner_product(row, row)
             quotients.append(quotient)
-            residuals.append(length(wide(image) - quotient * wide(row)) / length(row) + rounding)
+            residuals.append(distance_along(image, row, quotient) / length(row) + rounding)
         found = torch.tensor(quotients, dtype=torch.float64)
         errors = torch.tensor(residuals, dtype=torch.float64)
         order = self._order(found)
@@ -297,6 +320,7 @@ class _EigenSearch:
         They are written into the basis behind the rows held, so that no second copy of it is ever needed.
         """
         done, end = self.held, min(self.held + count, self.limit)
+        self._make_room(end)
         for row in rows:
             before = length(row)
             if done == end or before <= negligible:

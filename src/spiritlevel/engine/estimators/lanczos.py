@@ -19,6 +19,8 @@ Matvec = Callable[[Tensor], Tensor]  # (P, K) -> (P, K), a symmetric matrix appl
 BREAKDOWN_ROUNDINGS = 10.0
 # A pass of Gram-Schmidt that leaves this share of a vector's length need not be repeated (Daniel et al. 1976).
 ENOUGH = 0.7
+# Numbers of a vector that are taken to float64 at a time: no copy of a large one is made.
+AT_ONCE = 2**24
 # Allowance for the rounding of the products themselves in a bound read off the recurrence, in roundings of ||T||.
 PRODUCT_ROUNDINGS = 16.0
 
@@ -252,9 +254,22 @@ def wide(tensor: Tensor) -> Tensor:
 
 def inner_product(left: Tensor, right: Tensor) -> float:
     """Return the inner product of two vectors, accumulated in float64."""
-    return float(torch.dot(wide(left), wide(right)))
+    return float(
+        torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left.split(AT_ONCE), right.split(AT_ONCE))]).sum()
+    )
 
 
 def length(vector: Tensor) -> float:
     """Return the Euclidean length of a vector, accumulated in float64."""
-    return float(torch.linalg.vector_norm(wide(vector)))
+    return distance_along(vector)
+
+
+def distance_along(vector: Tensor, other: Tensor | None = None, factor: float = 0.0) -> float:
+    """Return the length of ``vector - factor * other``, formed and accumulated in float64."""
+    norms = []
+    for start in range(0, len(vector), AT_ONCE):
+        part = wide(vector[start : start + AT_ONCE])
+        if other is not None:
+            part = part - factor * wide(other[start : start + AT_ONCE])
+        norms.append(torch.linalg.vector_norm(part))
+    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))

@@ -11,7 +11,7 @@ crosses one sees more curvature than there is, so agreement at any one of severa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -19,15 +19,25 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.estimators.probes import seeded_generator
-from spiritlevel.engine.operators.differentiation import gradient_graph, hessian_vectors, push_forward
-from spiritlevel.engine.operators.generic_point import ROUNDINGS, SHARP, STEPS, TOLERANCE, GenericPoint
+from spiritlevel.engine.operators.agreement import Agreement, at_once
+from spiritlevel.engine.operators.differentiation import (
+    gradient_and_products,
+    gradient_graph,
+    hessian_vectors,
+    push_forward,
+)
+from spiritlevel.engine.operators.generic_point import STEPS, GenericPoint
 from spiritlevel.inputs.contents import Content
+from spiritlevel.inputs.graph_size import saved_bytes
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.estimate import Status
 
 DerivativeKind = Literal["double backward", "finite differences"]
 SAMPLES = 8  # drawn across the data
+# Of a model with more parameters than this, as few as have a graph no larger than the parameters: a check is to cost no
+# more than a few gradients of a few samples, which may be books.
+LARGE, FEWEST_SAMPLES = 1_000_000, 2
 
 
 @dataclass
@@ -129,7 +139,7 @@ def _checked_path(problem: OpenProblem) -> DerivativePath:
 def _first_that_works(problem: OpenProblem, look: Callable[[_Check], Found]) -> Found:
     """Return what a look at a few samples finds in float64, or in the precision of a model that cannot be run so."""
     with problem.session():
-        few = problem.on_few(SAMPLES)
+        few = problem.on_few(_samples_for(problem))
         content = next(iter(few.batches())).content
         last: Exception | None = None
         for dtype in (torch.float64, problem.dtype):
@@ -143,6 +153,17 @@ def _first_that_works(problem: OpenProblem, look: Callable[[_Check], Found]) -> 
         f"the gradient of the loss cannot be computed here ({type(last).__name__}: {_first_line(last)}), so there is "
         "no curvature to measure"
     )
+
+
+def _samples_for(problem: OpenProblem) -> int:
+    if problem.size <= LARGE or problem.mode == "train":  # samples that influence each other are looked at as ever
+        return SAMPLES
+    one = problem.on_few(1)
+    with one.session():
+        content = next(iter(one.batches())).content
+        each = saved_bytes(one, lambda: one.loss.per_sample(one.outputs(content), content))
+    parameters = sum(tensor.numel() * tensor.element_size() for tensor in problem.tensors)
+    return min(SAMPLES, max(FEWEST_SAMPLES, parameters // max(each, 1)))
 
 
 class _Check:
@@ -166,15 +187,16 @@ class _Check:
         loss = (weights.detach() * losses).sum() / weights.detach().sum().clamp_min(1e-30)
         return outputs, loss + (self.mixture * outputs).sum()
 
-    def _gradient(self, step: float) -> tuple[Tensor, float, list[Tensor]]:
+    def _gradient(self, step: float) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the outputs, the loss and its gradient a step along the direction."""
         leaves = self.at.leaves(step)
         outputs, loss = self._evaluate(leaves)
         tensors = list(leaves.values())
         gradient = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
-        return outputs.detach(), float(loss.detach()), list(gradient)
+        return outputs.detach(), loss.detach(), list(gradient)
 
-    def _start(self) -> tuple[dict[str, Tensor], Tensor, Tensor, float, _Agreement]:
-        """Return the point, its outputs and loss, the slope by the gradient, and where agreement is noted."""
+    def _start(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return the point, its outputs and its loss."""
         leaves = self.at.leaves()
         outputs, loss = self._evaluate(leaves)
         if not loss.requires_grad:
@@ -182,23 +204,26 @@ class _Check:
                 "the loss does not depend on the chosen parameters through autograd (a detach, or a conversion to "
                 "numbers, lies between), so it has no derivatives to measure"
             )
-        tensors = list(leaves.values())
-        gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
-        parts = [self.at.scales[n] * g.double().norm() for n, g in zip(leaves, gradient)]
-        parts += [(g * self.at.direction[n]).double().sum() for n, g in zip(leaves, gradient)]
-        found = _together(parts)
-        size, slope = math.hypot(*found[: len(tensors)]), sum(found[len(tensors) :])
-        return leaves, outputs, loss, slope, _Agreement(self.dtype, len(tensors), size)
+        return leaves, outputs, loss
+
+    def _slope(self, gradient: Sequence[Tensor]) -> tuple[float, Agreement]:
+        """Return the slope by the gradient, and where agreement is noted."""
+        norms = torch.stack([g.double().norm() for g in gradient])
+        sizes, slopes = torch.stack([norms, self.at.slopes(gradient).to(norms)]).tolist()  # a GPU is waited for once
+        size = math.hypot(*(scale * norm for scale, norm in zip(self.at.scales.values(), sizes)))
+        return sum(slopes), Agreement(self.dtype, len(gradient), size)
 
     def _size_of(self, loss: Tensor) -> float:
         return self.size + abs(float(loss.detach()))  # the loss is rounded like the outputs it is made of
 
     def require_slope(self) -> None:
         """Refuse where the gradient is not the derivative of the loss."""
-        _, _, loss, slope, agreement = self._start()
+        leaves, _, loss = self._start()
+        gradient = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        slope, agreement = self._slope(gradient)
         for step in STEPS[self.dtype]:
             with torch.no_grad():
-                ahead, behind = _together([self._evaluate(self.at.moved(size))[1] for size in (step, -step)])
+                ahead, behind = at_once([self._evaluate(self.at.moved(size))[1] for size in (step, -step)])
             agreement.slope(slope, (ahead - behind) / (2 * step), step, self._size_of(loss))
             if agreement.slope_agrees and step != STEPS[self.dtype][0]:
                 return
@@ -206,27 +231,29 @@ class _Check:
 
     def path(self) -> DerivativePath:
         """Return which products agree with differences."""
-        leaves, outputs, loss, slope, agreement = self._start()
-        tensors, blocks = list(leaves.values()), [self.at.direction[name][None] for name in leaves]
         path = DerivativePath()
-        second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
-        pushed = _attempt(lambda: [push_forward(outputs, tensors, blocks)], path)
+        gradient, second, pushed, size, length = self._derivatives(path)
+        slope, agreement = self._slope(gradient)
+        del gradient
         for step in STEPS[self.dtype]:
             ahead, behind = self._gradient(step), self._gradient(-step)
-            agreement.slope(slope, (ahead[1] - behind[1]) / (2 * step), step, self._size_of(loss))
+            losses = at_once([ahead[1], behind[1]])
+            agreement.slope(slope, (losses[0] - losses[1]) / (2 * step), step, size)
             if second is not None:
-                difference = [(a - b) / (2 * step) for a, b in zip(ahead[2], behind[2])]
-                agreement.second([p[0] for p in second], difference, list(self.at.scales.values()), step)
+                difference = [a.sub_(b).div_(2 * step) for a, b in zip(ahead[2], behind[2])]
+                agreement.second(second, difference, list(self.at.scales.values()), step)
             if pushed is not None:
-                agreement.push(pushed[0][0], (ahead[0] - behind[0]) / (2 * step), step, float(outputs.detach().norm()))
-            if agreement.complete(second is not None, pushed is not None) and step != STEPS[self.dtype][0]:
-                break  # not after the first: two tell how sharp they are
+                agreement.push(pushed, (ahead[0] - behind[0]) / (2 * step), step, length)
+            if agreement.complete(second is not None, pushed is not None) and (
+                agreement.sharp or step != STEPS[self.dtype][0]
+            ):
+                break  # not after the first unless all is sharp already: two tell how sharp they are
         agreement.require_slope()
         if second is None or not agreement.second_agrees:
             path.hessian = "finite differences"
         if pushed is None or not agreement.push_agrees:
             path.push = "finite differences"
-        wrong = [name for name, right in zip(leaves, agreement.tensors) if not right]
+        wrong = [name for name, right in zip(self.at.scales, agreement.tensors) if not right]
         path.wrong = frozenset(wrong)
         if path.differences and not path.reason:
             where = f" (first seen in {wrong[0]})" if wrong else ""
@@ -236,101 +263,33 @@ class _Check:
             )
         return path
 
+    def _derivatives(
+        self, path: DerivativePath
+    ) -> tuple[list[Tensor], list[Tensor] | None, Tensor | None, float, float]:
+        """Return the gradient, H v and J v, None where autograd refuses, and the sizes of the loss and the outputs.
 
-def _together(numbers: list[Tensor]) -> list[float]:
-    """Return numbers as floats: a GPU is waited for once."""
-    found: list[float] = torch.stack(numbers).tolist()
-    return found
-
-
-class _Agreement:
-    """What has agreed with differences at some step so far, and what never will.
-
-    Two steps that agree with each other tell how sharp a difference is.  A derivative that lies further from both than
-    they from each other is wrong, and no later step, blurred by rounding, can save it.
-    """
-
-    def __init__(self, dtype: torch.dtype, count: int, gradient_size: float) -> None:
-        self.tolerance = TOLERANCE[dtype]
-        self.rounding = ROUNDINGS * torch.finfo(dtype).eps
-        self.gradient_size = gradient_size
-        self._verdicts: dict[tuple[str, int], _Verdict] = {}
-        self._count = count
-
-    @property
-    def slope_agrees(self) -> bool:
-        return self._verdict("slope").agrees
-
-    @property
-    def push_agrees(self) -> bool:
-        return self._verdict("push").agrees
-
-    @property
-    def tensors(self) -> list[bool]:
-        return [self._verdict("second", place).agrees for place in range(self._count)]
-
-    @property
-    def second_agrees(self) -> bool:
-        return all(self.tensors)
-
-    def _verdict(self, kind: str, place: int = 0) -> _Verdict:
-        return self._verdicts.setdefault((kind, place), _Verdict())
-
-    def complete(self, second: bool, push: bool) -> bool:
-        return self.slope_agrees and (self.second_agrees or not second) and (self.push_agrees or not push)
-
-    def slope(self, slope: float, difference: float, step: float, loss: float) -> None:
-        found, expected = (torch.tensor(value, dtype=torch.float64) for value in (slope, difference))
-        size = self.gradient_size
-        allowed = 5 * self.tolerance * size  # along one direction; the gradient itself may be larger
-        self._verdict("slope").look(found, expected, size, allowed, self.rounding * loss / step)
-
-    def require_slope(self) -> None:
-        if not self.slope_agrees:
-            raise SpiritlevelError(
-                "the gradient that torch computes is not the derivative of the loss (a detach, a straight-through "
-                "estimator, a custom backward or half precision lies between), so there is no Hessian to measure; "
-                "measure the network without that operation"
-            )
-
-    def push(self, pushed: Tensor, difference: Tensor, step: float, size: float) -> None:
-        length = float(difference.norm())
-        rounding = self.rounding * size / step
-        self._verdict("push").look(pushed, difference, length, self.tolerance * length, rounding)
-
-    def second(self, products: list[Tensor], differences: list[Tensor], scales: list[float], step: float) -> None:
-        """Tensor by tensor, in units in which every tensor's entries are of order one."""
-        total = float(torch.tensor([s * float(d.norm()) for s, d in zip(scales, differences)]).norm())
-        rounding = self.rounding * self.gradient_size / step
-        if step < 1e-9 and rounding > 0.05 * total:
-            return  # nothing but rounding would be compared
-        for place, (product, difference, scale) in enumerate(zip(products, differences, scales)):
-            size = scale * max(float(product.norm()), float(difference.norm()))
-            allowed = self.tolerance * size + 1e-3 * self.tolerance * total
-            self._verdict("second", place).look(scale * product, scale * difference, size, allowed, rounding)
+        From one graph where autograd gives both, apart where it does not: either may be there without the other.
+        """
+        leaves, outputs, loss = self._start()
+        tensors = list(leaves.values())
+        size, length = self._size_of(loss), float(outputs.detach().norm())
+        found = _attempt(
+            lambda: gradient_and_products(loss, outputs, tensors, lambda parts: self.at.slopes(parts).sum()),
+            DerivativePath(),
+        )
+        if found is not None:
+            return *found, size, length
+        del outputs, loss  # what was made of that graph may have freed parts of it
+        outputs, loss = self._evaluate(leaves)
+        gradient = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+        blocks = [self.at.direction(name)[None] for name in leaves]
+        second = _attempt(lambda: hessian_vectors(gradient_graph(loss, tensors), tensors, blocks), path)
+        pushed = _attempt(lambda: push_forward(outputs, tensors, blocks), path)
+        bent = None if second is None else [part[0] for part in second]
+        return list(gradient), bent, None if pushed is None else pushed[0], size, length
 
 
-@dataclass
-class _Verdict:
-    """Whether one derivative agrees with its differences."""
-
-    agrees: bool = False
-    _refuted: bool = False
-    _before: tuple[Tensor, float] | None = None  # the difference of the step before, and its rounding
-
-    def look(self, found: Tensor, difference: Tensor, size: float, allowed: float, rounding: float) -> None:
-        """Compare at one more step: ``allowed`` at the most, and what ``rounding`` makes of the difference."""
-        gap = float((found - difference).norm())
-        if self._before is not None:
-            apart = float((difference - self._before[0]).norm())
-            # Rounding shows between two steps as well; what the sharper one has of it is a bound for both.
-            least = min(rounding, self._before[1])
-            self._refuted |= gap > SHARP * size + 10 * apart + least
-        self._before = difference, rounding
-        self.agrees = not self._refuted and (self.agrees or gap <= allowed + rounding)
-
-
-def _attempt(compute: Callable[[], list[Tensor]], path: DerivativePath) -> list[Tensor] | None:
+def _attempt(compute: Callable[[], Found], path: DerivativePath) -> Found | None:
     """Return what ``compute`` gives, or None with the reason noted where autograd refuses."""
     try:
         return compute()

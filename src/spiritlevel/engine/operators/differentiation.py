@@ -8,7 +8,7 @@ Hessian product does.  Of a block of vectors at most
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,20 @@ def push_forward(outputs: Tensor, tensors: Sequence[Tensor], blocks: Sequence[Te
     if not pulled:
         return torch.zeros((len(blocks[0]), *outputs.shape), dtype=outputs.dtype, device=outputs.device)
     return vector_jacobian(pulled, [cotangent], pushed, together=together)[0]
+
+
+def gradient_and_products(
+    loss: Tensor, outputs: Tensor, tensors: Sequence[Tensor], along: Callable[[Sequence[Tensor]], Tensor]
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradient, H v and J v from one graph; ``along`` gives the inner product of tensors with v.
+
+    With u·f added to the loss L, and u = 0, the gradient's derivatives along v are H v, and J v with regard to u.
+    """
+    cotangent = torch.zeros_like(outputs, requires_grad=True)
+    total = loss + (cotangent * outputs).sum()
+    gradient = torch.autograd.grad(total, tensors, create_graph=True, allow_unused=True, materialize_grads=True)
+    bent = torch.autograd.grad(along(gradient), [*tensors, cotangent], allow_unused=True, materialize_grads=True)
+    return [part.detach() for part in gradient], list(bent[:-1]), bent[-1]
 
 
 def derivative_along(

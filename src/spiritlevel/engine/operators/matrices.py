@@ -1,10 +1,15 @@
-"""The matrices as objects to multiply with: H and G of all parameters, and the block of one layer's parameters."""
+"""The matrices as objects to multiply with: H and G of all parameters, and the block of one layer's parameters.
+
+They have what the ecosystem asks of a linear operator: ``shape``, ``dtype``, ``device``, ``T``, ``adjoint()``, products
+with tensors and with NumPy arrays, and ``to_scipy()``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +18,24 @@ from spiritlevel.engine.operators.products import Products, Strategy
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.values.errors import UsageError
 
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+Columns = TypeVar("Columns", Tensor, "np.ndarray[Any, Any]")
+
 
 class Operator:
     """A symmetric matrix known by its products; ``operator @ v`` takes (P,) or (P, K), one sweep over the data each.
 
+    ``v`` is a tensor or a NumPy array; the product is of its kind and floating-point dtype, a tensor on the model's
+    device.
+
     ``strategy``, ``keep_graphs`` and ``whole_batches`` as in `Products`; graphs that are kept belong to this object,
     until ``release``.
     """
+
+    # NumPy must not take ``array @ operator`` entry by entry, but leave it to ``__rmatmul__``.
+    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -45,6 +61,46 @@ class Operator:
         return self.size, self.size
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that products are computed in."""
+        return self.problem.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that products are computed on, and are returned on as tensors."""
+        return self.problem.device
+
+    @property
+    def T(self) -> Operator:
+        """The transpose: the matrix itself, which is symmetric."""
+        return self
+
+    @property
+    def mT(self) -> Operator:
+        """The transpose: the matrix itself, which is symmetric."""
+        return self
+
+    @property
+    def H(self) -> Operator:
+        """The adjoint: the matrix itself, which is real and symmetric."""
+        return self
+
+    def adjoint(self) -> Operator:
+        """Return the adjoint: the matrix itself, which is real and symmetric."""
+        return self
+
+    def to_scipy(self, dtype: Any = None) -> LinearOperator:
+        """Return the matrix as a SciPy operator, by default in the dtype that products are computed in.
+
+        ``eigsh(problem.hessian.to_scipy())``; SciPy takes no operator whose ``dtype`` is one of torch's.
+        """
+        from scipy.sparse.linalg import LinearOperator
+
+        own = np.dtype(str(self.dtype).removeprefix("torch."))
+        products = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), self.__matmul__)
+        return LinearOperator(self.shape, dtype=own if dtype is None else np.dtype(dtype), **products)
+
+    @property
     def path(self) -> DerivativePath:
         """How products are made: by double backward, or by finite differences and with which radius."""
         return self.products.path
@@ -53,19 +109,36 @@ class Operator:
         """Let go of the graphs that were kept."""
         self.products.release()
 
-    def __matmul__(self, vectors: Tensor) -> Tensor:
+    def __matmul__(self, vectors: Columns) -> Columns:
+        if isinstance(vectors, np.ndarray):
+            product = self._times(torch.from_numpy(vectors.copy())).cpu().numpy()
+            return product.astype(vectors.dtype) if np.issubdtype(vectors.dtype, np.floating) else product
+        if not isinstance(vectors, Tensor):
+            raise UsageError(
+                f"the matrix multiplies tensors and NumPy arrays, not {type(vectors).__name__}: give (P,) or (P, K)"
+            )
+        return self._times(vectors)
+
+    def __rmatmul__(self, vectors: Columns) -> Columns:
+        return self @ vectors if vectors.ndim < 2 else (self @ vectors.T).T
+
+    def _times(self, vectors: Tensor) -> Tensor:
         if vectors.ndim not in (1, 2) or len(vectors) != self.size:
             raise UsageError(
                 f"a vector of shape {tuple(vectors.shape)} cannot be multiplied: the matrix has order {self.size:,}, "
                 "so give (P,) or (P, K)"
             )
+        if vectors.is_complex():
+            raise UsageError(f"the matrix is real: multiply the real and the imaginary part apart, not {vectors.dtype}")
+        if not vectors.is_floating_point():
+            vectors = vectors.to(self.dtype)  # a product cut to whole numbers would mean nothing
         block = vectors[:, None] if vectors.ndim == 1 else vectors
         product = self.matvec(block)
         return product[:, 0] if vectors.ndim == 1 else product
 
     def matvec(self, block: Tensor) -> Tensor:
-        """Return the product with a block (P, K) in its own dtype; sums over batches are taken in float64."""
-        return self.join(self.products.multiply(self.split(block), self._of)).to(block.dtype)
+        """Return the product with a block (P, K) in its own dtype; sums over batches are taken as `Products` does."""
+        return self.join(self.products.multiply_rounded(self.split(block), self._of, block.dtype))
 
     def split(self, block: Tensor) -> dict[str, Tensor]:
         """Return the columns of a block (P, K) by parameter, (K, *shape)."""

@@ -16,6 +16,7 @@ from spiritlevel.engine.operators.batch_products import (
     RetainedGraph,
     hessian_by_forward,
 )
+from spiritlevel.engine.operators.batch_sums import BatchSums
 from spiritlevel.engine.operators.derivative_check import SAMPLES, DerivativePath, path_of
 from spiritlevel.engine.operators.differences import Differences
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
@@ -29,12 +30,14 @@ Matrix = Literal["hessian", "ggn", "remainder"]
 Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite differences"]
 # A strategy's products on a few samples must agree with the looped one's to this many parts of its length.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
-# Shares of the free memory that a retained graph, or the graphs of all batches, may take.
-GRAPH_SHARE, KEPT_SHARE = 0.7, 0.4
+# Shares of the free memory that the graph in use, and those that are kept, may take.
+GRAPH_SHARE, KEPT_SHARE = 0.5, 0.4
 SMALL_GRAPH = 2**21  # bytes
 # Bytes of graph, times vectors, that a CPU works on at once: less would be all calls, more would leave its caches.
 TOGETHER = 256 * 2**20
 MOST_TOGETHER = 12  # vectors: more share no more
+# Bytes of so many vectors up to which a CPU takes them together: every piece of a batch makes a product of that size.
+LARGEST_BLOCK = 256 * 2**20
 
 
 class Products:
@@ -71,6 +74,7 @@ class Products:
         self._ends: list[int] = []  # the sample behind each
         self._complete = False  # what can be kept is kept
         self._width = 1  # vectors of the sweep that decided how batches are cut
+        self._fitting = math.inf  # samples whose graph fits into memory, as that sweep found
         self._chosen: str | None = None
         self._compiled: Callable[..., dict[str, Tensor]] | None = None
         self._differences = DerivativePath("finite differences", "finite differences", "they were asked for")
@@ -114,6 +118,7 @@ class Products:
         with problem.session():
             if not self._kept:
                 self._chosen, self._width, self._complete = self.strategy_for(count), count, False
+                self._fitting = GRAPH_SHARE * free_bytes(problem.device) / self._bytes_a_sample
             for part, end in zip(self._kept, self._ends):
                 yield part
                 if problem.progress is not None:
@@ -137,24 +142,30 @@ class Products:
                 yield from (piece for piece in self._pieces(batch, self._width) if piece.start >= first)
 
     def multiply(self, vectors: Vectors, of: Matrix = "hessian", *, what: str = "products") -> dict[str, Tensor]:
-        """Return the product with a matrix restricted to these parameters, summed over batches in float64."""
-        hessian, ggn = of != "ggn", of != "hessian"  # the remainder takes both, from one sweep
+        """Return the product with a matrix restricted to these parameters, summed over batches.
+
+        In float64 where there is room for the sums, otherwise in the parameters' dtype.
+        """
+        sums = self._sums(vectors, of, what)
+        if of == "remainder":
+            return dict(zip(self.names, (h - g for h, g in zip(*(each.found() for each in sums)))))
+        return dict(zip(self.names, sums[0].found()))
+
+    def multiply_rounded(self, vectors: Vectors, of: Literal["hessian", "ggn"], to: torch.dtype) -> dict[str, Tensor]:
+        """Return the product in a dtype: the same, and of one batch without a copy in between."""
+        return dict(zip(self.names, self._sums(vectors, of, "products")[0].rounded(to)))
+
+    def _sums(self, vectors: Vectors, of: Matrix, what: str) -> list[BatchSums]:
+        wanted = ("hessian", "ggn") if of == "remainder" else (of,)  # the remainder takes both, from one sweep
         with self.problem.session():  # what is made here is of no use where inference mode is on
             blocks, count = self.blocks(vectors)
-            total_h = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if hessian else []
-            total_g = [torch.zeros_like(block, dtype=torch.float64) for block in blocks] if ggn else []
+            sums = {matrix: BatchSums(blocks) for matrix in wanted}
             for part in self.sweep(count, what):
-                for total, product in zip(total_h, part.hessian(blocks) if hessian else ()):
-                    total += product.detach()
-                for total, product in zip(total_g, part.ggn(blocks) if ggn else ()):
-                    total += product.detach()
-        if hessian:
-            self.problem.spent["hessian product"] += count
-        if ggn:
-            self.problem.spent["ggn product"] += count
-        if of == "remainder":
-            return {name: h - g for name, h, g in zip(self.names, total_h, total_g)}
-        return dict(zip(self.names, total_h or total_g))
+                for matrix, into in sums.items():
+                    into.add(part.hessian(blocks) if matrix == "hessian" else part.ggn(blocks))
+        for matrix in wanted:
+            self.problem.spent[f"{matrix} product"] += count
+        return list(sums.values())
 
     def blocks(self, vectors: Vectors) -> tuple[list[Tensor], int]:
         """Return the vectors as blocks in the parameters' dtype and order, and how many they are."""
@@ -180,7 +191,8 @@ class Products:
         problem = self.problem
         size, _ = graph_bytes(problem)
         free = free_bytes(problem.device)
-        if size > GRAPH_SHARE * free and not problem.survey.coupled:
+        fits = size if not self._may_cut else self._bytes_a_sample  # a batch is cut until it does
+        if fits > GRAPH_SHARE * free and not problem.survey.coupled:
             return ["forward", "looped"]
         # A large graph keeps a CPU busy vector by vector; a small one is all overhead, which a block shares.
         together = problem.device.type == "cuda" or size <= SMALL_GRAPH or (count >= 4 and self._may_split)
@@ -189,18 +201,28 @@ class Products:
         return ["looped"]
 
     @property
+    def _may_cut(self) -> bool:
+        """Whether parts of a batch can be taken apart from the rest of it."""
+        return not self.whole_batches and not self.problem.survey.coupled
+
+    @property
     def _may_split(self) -> bool:
-        return not self.whole_batches and not self.problem.survey.coupled and self.problem.device.type == "cpu"
+        """Whether pieces of batches are quicker: on a CPU, where vectors are small beside what they go through."""
+        numbers = sum(self.problem.chosen_parameters[name].numel() for name in self.names)
+        small = MOST_TOGETHER * numbers * self.problem.tensors[0].element_size() <= LARGEST_BLOCK
+        return self._may_cut and small and self.problem.device.type == "cpu"
 
     def _pieces(self, batch: Batch, count: int) -> Iterator[Batch]:
-        """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on."""
+        """Yield a batch in the pieces that products with ``count`` vectors at once are fastest on, and that fit."""
         step = batch.count
         if self._chosen == "batched" and self._may_split:
             step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, MOST_TOGETHER))))
-            step = -(-batch.count // -(-batch.count // step))  # pieces of one size
+        if self._may_cut and self._chosen in ("looped", "batched"):
+            step = max(1, int(min(step, self._fitting)))
         if step >= batch.count:
             yield batch
             return
+        step = -(-batch.count // -(-batch.count // step))  # pieces of one size
         for start in range(0, batch.count, step):
             content = slice_batch(batch.content, start, start + step)
             yield Batch(content, batch.start + start, min(step, batch.count - start))
