@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from spiritlevel.analyses.measuring import versions
+from spiritlevel.cli.extras import BUILDERS
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
 from spiritlevel.inputs.contents import tensors_of
@@ -17,8 +18,6 @@ from spiritlevel.inputs.data import open_source
 from spiritlevel.inputs.fingerprints import Fingerprint
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.results.records import as_json
-
-_BUILDERS = {"timm": "timm", "hf": "transformers"}
 
 
 class Identity:
@@ -80,7 +79,7 @@ def _digest(file: Path) -> str:
 
 def _imported_versions(files: list[Path], model: str) -> dict[str, str]:
     """Return the versions of the packages that files of code import, or that build a network by name."""
-    names = {_BUILDERS[kind]} if (kind := model.partition(":")[0]) in _BUILDERS else set()
+    names = {BUILDERS[kind]} if (kind := model.partition(":")[0]) in BUILDERS else set()
     for file in files:
         try:
             tree = ast.parse(file.read_bytes())

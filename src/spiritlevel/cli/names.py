@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from spiritlevel.cli import hugging_face
+from spiritlevel.cli.extras import BUILDERS, build_timm, import_extra
+from spiritlevel.cli.tasks import Task
 from spiritlevel.lab import datasets, nets
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
@@ -50,8 +53,10 @@ def is_place(text: str) -> bool:
 def check_model_name(text: str) -> None:
     """Refuse a MODEL that cannot be found, without building it."""
     kind, _, rest = text.partition(":")
-    if kind in _EXTRAS and rest:
-        _import_extra(kind, text)
+    if kind in BUILDERS and rest:
+        import_extra(BUILDERS[kind], text)
+        if text.startswith(hugging_face.HUGGING_FACE):
+            hugging_face.check_folder(text)
     elif is_place(text):
         find_object(text)
     elif text not in nets.NETS:
@@ -79,11 +84,26 @@ def open_named_data(text: str, arguments: Mapping[str, Any], root: str | None = 
     )
 
 
-def build_named_model(text: str, arguments: Mapping[str, Any], data: NamedData, seed: int) -> NamedModel:
-    """Return the network of a name; a built-in one takes the data's channels and classes."""
+def build_named_model(
+    text: str,
+    arguments: Mapping[str, Any],
+    data: NamedData,
+    seed: int,
+    *,
+    task: Task | None = None,
+    weights: Sequence[str] = (),
+) -> NamedModel:
+    """Return the network of a name; a built-in one takes the data's channels and classes.
+
+    ``weights`` are those that will be loaded into it: a folder of transformers' may then be without.
+    """
     kind, _, rest = text.partition(":")
-    if kind in _EXTRAS and rest:
-        return _from_extra(kind, rest, text, arguments, data)
+    if kind == "timm" and rest:
+        made = build_timm(text, dict(arguments))
+        return NamedModel(made, text, data, "pretrained" if arguments.get("pretrained") else None)
+    if text.startswith(hugging_face.HUGGING_FACE) and rest:
+        made, source, notes = hugging_face.build_folder(text, arguments, task, bare=bool(weights))
+        return NamedModel(made, text, data, source, notes)
     if is_place(text):
         model = _made(find_object(text), text, arguments, "--model-args")
         if not isinstance(model, nn.Module):
@@ -234,34 +254,3 @@ def _image_shape(content: Any) -> tuple[int | None, int | None]:
     if isinstance(image, Tensor) and image.ndim == 3:
         return image.shape[0], max(image.shape[1:])
     return None, None
-
-
-_EXTRAS = {"timm": "timm", "hf": "transformers"}
-
-
-def _import_extra(kind: str, text: str) -> Any:
-    package = _EXTRAS[kind]
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"{text} needs the package {package}, which is not installed; run pip install {package}"
-        ) from error
-
-
-def _from_extra(kind: str, rest: str, text: str, arguments: Mapping[str, Any], data: NamedData) -> NamedModel:
-    package = _import_extra(kind, text)
-    try:
-        if kind == "timm":
-            model = package.create_model(rest, **arguments)
-            return NamedModel(model, text, data, "pretrained" if arguments.get("pretrained") else None)
-        config = package.AutoConfig.from_pretrained(rest, local_files_only=True, **arguments)
-        architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-        model = getattr(package, architecture)(config)
-    except Exception as error:
-        words = str(error).splitlines()[0] if str(error) else "no message"
-        raise SpiritlevelError(f"{package.__name__} could not build {text}: {type(error).__name__}: {words}") from error
-    from spiritlevel.inputs.weights.checkpoints import load_weights
-
-    load_weights(model, rest)
-    return NamedModel(model, text, data, rest)

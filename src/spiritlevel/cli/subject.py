@@ -12,6 +12,7 @@ import torch
 
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
+from spiritlevel.cli.hugging_face import HUGGING_FACE, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.user_code import inputs_of
@@ -71,7 +72,8 @@ class Subject:
 
     def _load(self, weights: str) -> LoadedWeights:
         try:
-            return load_weights(self.named.model, weights, self.request.key)
+            load = load_transformers_weights if self.named.name.startswith(HUGGING_FACE) else load_weights
+            return load(self.named.model, weights, self.request.key)
         except UsageError as error:
             raise NotLoaded(str(error)) from error
 
