@@ -78,6 +78,10 @@ def measure_command(
             "next_token or same_token."
         ),
     ] = None,
+    forward: Annotated[
+        str | None,
+        typer.Option(help="package.module:name or path/file.py:name of a function (model, batch) -> outputs."),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(help="How many samples to use, drawn once, stratified by class; default all.")
     ] = None,

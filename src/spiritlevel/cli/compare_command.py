@@ -31,7 +31,19 @@ _OPTIONS = (
     ),
 )
 # What only means something where networks are at hand.
-_NEED_NETWORKS = ("data", "test", "loss", "samples", "measures", "set_", "tolerance", "dtype", "mode", "parameters")
+_NEED_NETWORKS = (
+    "data",
+    "test",
+    "loss",
+    "forward",
+    "samples",
+    "measures",
+    "set_",
+    "tolerance",
+    "dtype",
+    "mode",
+    "parameters",
+)
 
 
 def compare_command(measure_command: Command) -> Command:

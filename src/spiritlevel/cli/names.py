@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -125,6 +126,27 @@ def find_object(text: str) -> Any:
         public = [known for known in vars(module) if not known.startswith("_")]
         raise UsageError(f"{head} has no {name!r}{near_names(name, public)}")
     return getattr(module, name)
+
+
+def find_forward(text: str) -> Callable[[nn.Module, Any], Any]:
+    """Return the function (model, batch) -> outputs that ``--forward`` names."""
+    if not is_place(text):
+        raise UsageError(f"--forward {text} must name a function, as package.module:name or path/file.py:name")
+    found = find_object(text)
+    if isinstance(found, type) or not callable(found):
+        raise UsageError(
+            f"--forward {text} is of type {type(found).__name__}; name a function (model, batch) -> outputs"
+        )
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise UsageError(
+            f"--forward {text} must take two arguments, the model and a batch, and return the outputs: {error}"
+        ) from error
+    except ValueError:  # one written in C says nothing of its arguments
+        pass
+    forward: Callable[[nn.Module, Any], Any] = found
+    return forward
 
 
 def _import_module(name: str) -> ModuleType:

@@ -23,6 +23,7 @@ class Request:
     data_root: str | None = None
     key: str | None = None
     loss: str | None = None
+    forward: str | None = None
     samples: int | None = None
     seed: int | None = None
     batch_size: int | None = None

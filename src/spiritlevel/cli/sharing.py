@@ -69,7 +69,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         **{
             name: options.get(name)
             for name in (
-                "data", "data_root", "key", "loss", "samples", "seed", "batch_size", "device", "dtype", "mode",
+                "data", "data_root", "key", "loss", "forward", "samples", "seed", "batch_size", "device", "dtype", "mode",
                 "tolerance",
             )
         },

@@ -41,6 +41,7 @@ class Subject:
         torch.manual_seed(request.seed)
         data = names.open_named_data(request.data, request.data_args, request.data_root)
         self.named = names.build_named_model(request.model, request.model_args, data, request.seed)
+        self.forward = names.find_forward(request.forward) if request.forward is not None else None
         self.trained = bool(request.weights or self.named.weights)
         self._first: Problem | None = None
 
@@ -55,6 +56,7 @@ class Subject:
             self.named.model,
             content if self._first is None else next(self._first.source.read()),
             request.loss or "cross_entropy",
+            forward=self.forward,
             parameters=list(request.parameters) or None,
             samples=request.samples if self._first is None else None,
             seed=request.seed or 0,

@@ -28,6 +28,7 @@ def inputs_of(request: Request, *, config: str | None, like: str | None, test: s
     if model.startswith("hf:"):
         found += [("the network's file", file) for file in _files_of(model.removeprefix("hf:"))]
     found += _named_in(model, "the network's source")
+    found += _named_in(request.forward or "", "the source of --forward")
     for name in (request.data, test):
         found += _named_in(name or "", "the data's source")
         if name and name.lower().endswith(".npz"):
