@@ -16,6 +16,7 @@ from torch import nn
 from spiritlevel.cli.extras import import_extra, in_one_sentence, quiet_transformers
 from spiritlevel.cli.tasks import TASKS, Task
 from spiritlevel.inputs.weights.checkpoints import FOLDER_FILES, LoadedWeights, load_weights, read_tensors
+from spiritlevel.inputs.weights.state_dicts import listed
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 HUGGING_FACE = "hf:"
@@ -140,7 +141,7 @@ def _from_tensors(package: Any, network: Any, config: Any, place: Path, key: str
     missing = sorted(found["missing_keys"])
     if missing:
         raise SpiritlevelError(
-            f"{place} has no weights for {_first(missing)} of the {network.__name__}, which would be left at random "
+            f"{place} has no weights for {listed(missing, 3)} of the {network.__name__}, which would be left at random "
             "numbers; name the folder of the network that was trained for this"
         )
     return model.eval(), sorted(found["unexpected_keys"])
@@ -155,8 +156,4 @@ def _without_cache(model: Any) -> nn.Module:
 
 
 def _said(unused: list[str]) -> tuple[str, ...]:
-    return (f"The folder also holds {_first(unused)}, which this network has no place for.",) if unused else ()
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (f"The folder also holds {listed(unused, 3)}, which this network has no place for.",) if unused else ()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spiritlevel.analyses.measuring import versions
 from spiritlevel.cli.extras import BUILDERS
+from spiritlevel.cli.hugging_face import HUGGING_FACE
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
 from spiritlevel.inputs.contents import tensors_of
@@ -35,7 +36,7 @@ class Identity:
             "versions": {**_imported_versions(code, request.model or ""), **versions()},
             "network": re.sub(r" at 0x[0-9a-fA-F]+", "", str(model)),  # addresses differ from run to run
             "device": sorted({str(tensor.device) for tensor in model.parameters()}),
-            "code": [_digest(file) for file in code],
+            "code": [_digest(file) for file in (*code, *_configurations(request.model or ""))],
         }
         self._shared = json.dumps(shared, sort_keys=True).encode("utf-8", "backslashreplace")
         self._fingerprint: str | None = None
@@ -75,6 +76,12 @@ class Identity:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _configurations(model: str) -> list[Path]:
+    """Return the file that says what the network of ``hf:FOLDER`` is, which its modules show only in part."""
+    place = Path(model.removeprefix(HUGGING_FACE), "config.json")
+    return [place] if model.startswith(HUGGING_FACE) and place.is_file() else []
 
 
 def _imported_versions(files: list[Path], model: str) -> dict[str, str]:

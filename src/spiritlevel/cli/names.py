@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from spiritlevel.cli import hugging_face
 from spiritlevel.cli.extras import BUILDERS, build_timm, import_extra
 from spiritlevel.cli.tasks import Task
+from spiritlevel.cli.text_records import TextRecord, is_text_file, read_records, records_of
+from spiritlevel.cli.token_data import TokenReader, split_options
 from spiritlevel.lab import datasets, nets
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
@@ -67,15 +69,26 @@ def check_model_name(text: str) -> None:
         )
 
 
-def open_named_data(text: str, arguments: Mapping[str, Any], root: str | None = None) -> NamedData:
-    """Return the data of a name: a data set, an .npz file, or an object or function in Python code."""
+def open_named_data(
+    text: str, arguments: Mapping[str, Any], root: str | None = None, reader: TokenReader | None = None
+) -> NamedData:
+    """Return the data of a name: a data set, a file, or an object or function in Python code; ``reader`` takes text."""
     kind = text.partition(":")[0]
     if kind in datasets.DATASETS or text.lower().endswith(".npz"):
         if arguments:
             raise UsageError(f"--data-args are for functions that make data, and {text} takes none; leave them out")
         return _from_labelled(datasets.open_data(text, root=root), text)
+    if reader is not None and is_text_file(text):
+        return _from_records(reader, read_records(text), text, arguments)
     if is_place(text):
-        found = _made(find_object(text), text, arguments, "--data-args")
+        there = find_object(text)
+        own, options = split_options(there, arguments) if reader is not None else (arguments, {})
+        found = _made(there, text, own, "--data-args")
+        records = records_of(found, text) if reader is not None else None
+        if reader is not None and records is not None:
+            return _from_records(reader, records, text, options)
+        if options:
+            raise UsageError(f"{text} gave no text, and --data-args {next(iter(options))} is for text; leave it out")
         if isinstance(found, datasets.LabelledData):
             return _from_labelled(found, text)
         return NamedData(found, text, None, _as_labelled(found, text))
@@ -238,6 +251,11 @@ def _from_labelled(data: datasets.LabelledData, text: str) -> NamedData:
     return NamedData((data.x, data.y), name, data.split or None, data, tuple(f"{note}." for note in data.notes))
 
 
+def _from_records(reader: TokenReader, records: list[TextRecord], text: str, options: Mapping[str, Any]) -> NamedData:
+    content, notes = reader.read(records, text, options)
+    return NamedData(content, text, notes=tuple(notes))
+
+
 def _as_labelled(found: Any, text: str) -> datasets.LabelledData | None:
     """Return images and class labels in memory as such, so that a built-in network can be fitted to them."""
     if not isinstance(found, (tuple, list)) or len(found) != 2 or not all(isinstance(t, Tensor) for t in found):
@@ -248,20 +266,26 @@ def _as_labelled(found: Any, text: str) -> datasets.LabelledData | None:
     return datasets.LabelledData(x, y, text, "", int(y.max()) + 1)
 
 
+def fit_data(name: str, data: NamedData) -> tuple[NamedData, list[str]]:
+    """Return data resized to what a built-in network takes, and notes on that; for any other network it stays."""
+    if name not in nets.NETS or data.labelled is None:
+        return data, []
+    fitted = datasets.fit_images(data.labelled, nets.spec(name).size)
+    if fitted.x.shape == data.labelled.x.shape:
+        return data, []
+    notes = [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
+    return NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes), notes
+
+
 def _built_in(name: str, arguments: dict[str, Any], data: NamedData, seed: int) -> NamedModel:
-    spec = nets.spec(name)
-    notes: list[str] = []
+    data, notes = fit_data(name, data)
     if data.labelled is None:
         channels, size = _image_shape(data.content)
         shape = {"channels": channels, "size": size} if channels else {}
     else:
-        fitted = datasets.fit_images(data.labelled, spec.size)
-        if fitted.x.shape != data.labelled.x.shape:
-            notes += [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
-            data = NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes)
         # Labels that are no classes ask for as many outputs as they have entries.
-        outputs = max(fitted.classes, 2) if fitted.classes else fitted.y[0].numel()
-        shape = {"channels": fitted.channels, "size": fitted.size, "classes": outputs}
+        outputs = max(data.labelled.classes, 2) if data.labelled.classes else data.labelled.y[0].numel()
+        shape = {"channels": data.labelled.channels, "size": data.labelled.size, "classes": outputs}
     model = nets.build(name, seed=seed, **{**shape, **arguments})
     return NamedModel(model, name, data, None, tuple(notes))
 

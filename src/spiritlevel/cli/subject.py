@@ -15,6 +15,8 @@ from spiritlevel.cli import names
 from spiritlevel.cli.hugging_face import HUGGING_FACE, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
+from spiritlevel.cli.tasks import task_named
+from spiritlevel.cli.token_data import TokenReader
 from spiritlevel.cli.user_code import inputs_of
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.weights.checkpoints import LoadedWeights, load_weights
@@ -39,11 +41,26 @@ class Subject:
         random.seed(request.seed)
         np.random.seed(request.seed % 2**32)  # noqa: NPY002 (what user code draws from)
         torch.manual_seed(request.seed)
-        data = names.open_named_data(request.data, request.data_args, request.data_root)
-        self.named = names.build_named_model(request.model, request.model_args, data, request.seed)
+        task = task_named(request.task) if request.task is not None else None
+        self._reader = TokenReader(task, request.model, request.model_args, request.seed) if task is not None else None
+        self.named = names.build_named_model(
+            request.model,
+            request.model_args,
+            self._data_named(request.data),
+            request.seed,
+            task=task,
+            weights=request.weights,
+        )
         self.forward = names.find_forward(request.forward) if request.forward is not None else None
         self.trained = bool(request.weights or self.named.weights)
         self._first: Problem | None = None
+
+    def _data_named(self, name: str) -> names.NamedData:
+        return names.open_named_data(name, self.request.data_args, self.request.data_root, self._reader)
+
+    def other_data(self, name: str) -> Any:
+        """Return other data for the same network."""
+        return names.fit_data(self.named.name, self._data_named(name))[0].content
 
     def problem(self, weights: str | None) -> Problem:
         """Return the problem with the weights of a file, or with those the network came with."""
