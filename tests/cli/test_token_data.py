@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from spiritlevel.cli.tasks import task_named
-from spiritlevel.cli.text_records import TextRecord, read_records, records_of
+from spiritlevel.cli.text_records import TextRecord, read_text_records, records_of
 from spiritlevel.cli.token_data import IGNORED, TokenReader
 from spiritlevel.values.errors import SpiritlevelError
 from tests.cli.material import Run, strict
@@ -178,7 +178,10 @@ def test_refused_in_one_sentence(run: Run, folder: Path, words: tuple[str, ...],
 
 def test_line_breaks_inside_a_text_end_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('\ufeff{"text": "one\u2028two"}\r\n{"text": "three"}\n', encoding="utf-8")
-    assert [record.fields["text"] for record in read_records(str(tmp_path / "a.jsonl"))] == ["one\u2028two", "three"]
+    assert [record.fields["text"] for record in read_text_records(str(tmp_path / "a.jsonl"))] == [
+        "one\u2028two",
+        "three",
+    ]
 
 
 def test_what_is_no_text_is_left_to_others() -> None:

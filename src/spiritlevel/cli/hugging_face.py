@@ -52,6 +52,11 @@ def open_config(text: str, arguments: Mapping[str, Any]) -> Any:
     return config
 
 
+def check_task(text: str, arguments: Mapping[str, Any], task: Task) -> None:
+    """Refuse a folder whose network is made for another task, before any data is read."""
+    _network_class(import_extra("transformers", text), text, open_config(text, arguments), task)
+
+
 def build_folder(
     text: str, arguments: Mapping[str, Any], task: Task | None, *, bare: bool = False
 ) -> tuple[nn.Module, str | None, tuple[str, ...]]:

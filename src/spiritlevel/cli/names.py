@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from spiritlevel.cli import hugging_face
 from spiritlevel.cli.extras import BUILDERS, build_timm, import_extra
 from spiritlevel.cli.tasks import Task
-from spiritlevel.cli.text_records import TextRecord, is_text_file, read_records, records_of
+from spiritlevel.cli.text_records import TextRecord, is_text_file, read_text_records, records_of
 from spiritlevel.cli.token_data import TokenReader, split_options
 from spiritlevel.lab import datasets, nets
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
@@ -79,7 +79,7 @@ def open_named_data(
             raise UsageError(f"--data-args are for functions that make data, and {text} takes none; leave them out")
         return _from_labelled(datasets.open_data(text, root=root), text)
     if reader is not None and is_text_file(text):
-        return _from_records(reader, read_records(text), text, arguments)
+        return _from_records(reader, read_text_records(text), text, arguments)
     if is_place(text):
         there = find_object(text)
         own, options = split_options(there, arguments) if reader is not None else (arguments, {})

@@ -12,7 +12,7 @@ import torch
 
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
-from spiritlevel.cli.hugging_face import HUGGING_FACE, load_transformers_weights
+from spiritlevel.cli.hugging_face import HUGGING_FACE, check_task, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.tasks import task_named
@@ -42,6 +42,8 @@ class Subject:
         np.random.seed(request.seed % 2**32)  # noqa: NPY002 (what user code draws from)
         torch.manual_seed(request.seed)
         task = task_named(request.task) if request.task is not None else None
+        if task is not None and request.model.startswith(HUGGING_FACE):
+            check_task(request.model, request.model_args, task)
         self._reader = TokenReader(task, request.model, request.model_args, request.seed) if task is not None else None
         self.named = names.build_named_model(
             request.model,

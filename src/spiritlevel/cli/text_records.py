@@ -30,7 +30,7 @@ def is_text_file(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
-def read_records(name: str) -> list[TextRecord]:
+def read_text_records(name: str) -> list[TextRecord]:
     """Return the records of a file: all of a text file as one, or each line of JSON lines."""
     path = Path(name)
     try:

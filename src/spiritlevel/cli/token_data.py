@@ -151,8 +151,8 @@ class TokenReader:
             if not known:
                 raise record.refused(f"has the label {label!r}, and only hf:FOLDER knows labels by name; give a number")
             raise record.refused(
-                f"has the label {label!r}, which the network does not know{near_names(label, known)}; its labels are "
-                f"{listed(known)}"
+                f"has the label {label!r}, which the network does not know; its labels are {listed(known)}"
+                f"{near_names(label, known)}"
             )
         if not isinstance(label, int) or isinstance(label, bool):
             raise record.refused(f"has the label {label!r}; a label is one class, by its number or its name")
