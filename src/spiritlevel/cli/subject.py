@@ -12,6 +12,7 @@ import torch
 
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
+from spiritlevel.cli.constructing import Construction
 from spiritlevel.cli.hugging_face import HUGGING_FACE, check_task, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
@@ -45,9 +46,10 @@ class Subject:
         if task is not None and request.model.startswith(HUGGING_FACE):
             check_task(request.model, request.model_args, task)
         self._reader = TokenReader(task, request.model, request.model_args, request.seed) if task is not None else None
+        self._construction = Construction(request)
         self.named = names.build_named_model(
             request.model,
-            request.model_args,
+            self._construction.arguments,
             self._data_named(request.data),
             request.seed,
             task=task,
@@ -67,7 +69,7 @@ class Subject:
     def problem(self, weights: str | None) -> Problem:
         """Return the problem with the weights of a file, or with those the network came with."""
         request, content = self.request, self.named.data.content
-        self.notes = [*self.named.data.notes, *self.named.notes]
+        self.notes = [*self.named.data.notes, *self.named.notes, *self._construction.notes]
         if weights is not None:
             loaded = self._load(weights)
             self.notes += [f"{weights}: {text}." for text in loaded.notes]
@@ -93,6 +95,7 @@ class Subject:
 
     def _load(self, weights: str) -> LoadedWeights:
         try:
+            self._construction.check(weights)
             load = load_transformers_weights if self.named.name.startswith(HUGGING_FACE) else load_weights
             return load(self.named.model, weights, self.request.key)
         except UsageError as error:
