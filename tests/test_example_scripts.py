@@ -30,20 +30,8 @@ def run(*words: str, folder: Path) -> str:
 @pytest.mark.slow
 def test_a_gpt_is_trained_and_the_printed_command_measures_it(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    small = [
-        "--steps",
-        "30",
-        "--width",
-        "16",
-        "--layers",
-        "1",
-        "--vocabulary",
-        "300",
-        "--length",
-        "32",
-        "--rate",
-        "1e-2",
-    ]
+    sizes = ("--width", "16", "--layers", "1", "--vocabulary", "300", "--length", "32")
+    small = ("--steps", "30", "--rate", "1e-2", *sizes)
     said = run(str(ROOT / "examples" / "tiny_gpt.py"), *small, folder=tmp_path)
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines() if line.startswith("step ")]
     assert losses[-1] < losses[0] - 0.5
