@@ -151,6 +151,8 @@ def test_networks_of_other_packages(run: Run, weights: Path, here: Path, monkeyp
     assert (loud.level, loud.bars) == (30, True)  # as they were
     made = run("measure", "timm:small", weights, *CHEAP, "--model-args", "width=6", "--json", "-")
     assert strict(made.out)["measures"] == expected["measures"]
+    unknown = run("measure", "timm:smal", weights, *CHEAP)
+    assert unknown.sentence.startswith("spiritlevel: timm could not build timm:smal: TypeError: ")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class NamedModel:
 def is_place(text: str) -> bool:
     """Whether a text names something in Python code: ``package.module:name`` or ``path/file.py:name``."""
     head, colon, name = text.rpartition(":")
-    return bool(colon and head and name.isidentifier())
+    return bool(colon and head and head not in BUILDERS and name.isidentifier())
 
 
 def check_model_name(text: str) -> None:
