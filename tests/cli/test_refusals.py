@@ -105,29 +105,54 @@ def test_networks_of_other_packages(run: Run, weights: Path, here: Path, monkeyp
     class Classifier(nn.Module):
         def __init__(self, config: Any) -> None:
             super().__init__()
+            self.config = config
             self.hidden, self.head = nn.Linear(4, config.width), nn.Linear(config.width, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(torch.relu(self.hidden(x)))
 
-    def from_pretrained(folder: str, local_files_only: bool) -> SimpleNamespace:
-        assert (folder, local_files_only) == ("saved", True)
-        return SimpleNamespace(architectures=["Classifier"], width=6)
+    def read_config(folder: str, local_files_only: bool, trust_remote_code: bool, **values: Any) -> SimpleNamespace:
+        assert (folder, local_files_only, trust_remote_code) == ("saved", True, False)
+        return SimpleNamespace(architectures=["Classifier"], width=6, **values)
 
-    config = SimpleNamespace(from_pretrained=from_pretrained)
-    transformers = SimpleNamespace(__name__="transformers", AutoConfig=config, Classifier=Classifier)
-    timm = SimpleNamespace(__name__="timm", create_model=lambda name, width: Classifier(SimpleNamespace(width=width)))
+    def from_pretrained(name: None, config: Any, state_dict: Any, **how: Any) -> Any:
+        assert how == {"output_loading_info": True, "attn_implementation": "eager"}
+        model = Classifier(config)
+        model.load_state_dict(state_dict)
+        return model, {"missing_keys": set(), "unexpected_keys": set()}
+
+    Classifier.from_pretrained = staticmethod(from_pretrained)
+    loud = SimpleNamespace(level=30, bars=True, CRITICAL=50)
+    loud.get_verbosity, loud.set_verbosity = lambda: loud.level, lambda level: setattr(loud, "level", level)
+    loud.is_progress_bar_enabled = lambda: loud.bars
+    loud.enable_progress_bar = lambda: setattr(loud, "bars", True)
+    loud.disable_progress_bar = lambda: setattr(loud, "bars", False)
+    transformers = SimpleNamespace(
+        __name__="transformers",
+        AutoConfig=SimpleNamespace(from_pretrained=read_config),
+        Classifier=Classifier,
+        utils=SimpleNamespace(logging=loud),
+    )
+
+    def create_model(name: str, pretrained: bool, width: int) -> Classifier:
+        assert (name, pretrained) == ("small", False)
+        return Classifier(SimpleNamespace(width=width))
+
     monkeypatch.setitem(sys.modules, "transformers", transformers)
-    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__name__="timm", create_model=create_model))
     (here / "saved").mkdir()
+    (here / "saved" / "config.json").write_text("{}")
     (here / "saved" / "pytorch_model.bin").write_bytes(weights.read_bytes())
     ran = run("measure", "hf:saved", *CHEAP, "--json", "-")
     expected = strict(run("measure", "mine:Net", weights, *CHEAP, "--json", "-").out)
     assert strict(ran.out)["measures"] == expected["measures"]
     assert strict(ran.out)["header"]["weights"] == "saved"
     assert UNTRAINED not in ran.err
+    assert (loud.level, loud.bars) == (30, True)  # as they were
     made = run("measure", "timm:small", weights, *CHEAP, "--model-args", "width=6", "--json", "-")
     assert strict(made.out)["measures"] == expected["measures"]
+    unknown = run("measure", "timm:smal", weights, *CHEAP)
+    assert unknown.sentence.startswith("spiritlevel: timm could not build timm:smal: TypeError: ")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ app.add_typer(data_app, name="data")
 app.add_typer(study, name="study")
 
 DATA_HELP = (
-    "digits, mnist, mnist:test (train unless said), cifar10, ..., FILE.npz with x and y, or package.module:name / "
-    "path/file.py:name of data or of a function that returns it (tensors, Dataset, DataLoader, batches)."
+    "digits, mnist, mnist:test (train unless said), cifar10, ..., FILE.npz with x and y, with --task FILE.txt or "
+    'FILE.jsonl (one {"text": ..., "label": ...} or {"input_ids": [...], "labels": ...} a line), or '
+    "package.module:name / path/file.py:name of data or of a function that returns it (tensors, Dataset, DataLoader, "
+    "batches, texts)."
 )
 
 
@@ -57,7 +59,8 @@ def measure_command(
         str | None,
         typer.Argument(
             help="A built-in net (spiritlevel list nets), package.module:name, path/file.py:name (a module, a class or "
-            "a function; the current directory is importable), timm:NAME or hf:FOLDER."
+            "a function; the current directory is importable), timm:NAME (WEIGHTS a local file) or hf:FOLDER (as "
+            "save_pretrained writes it, with its own weights)."
         ),
     ] = None,
     weights: Annotated[
@@ -68,15 +71,35 @@ def measure_command(
         list[str] | None, typer.Option("--weights", "-w", help="A weights file; the same as naming it after MODEL.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Entry of the weights file, such as ema_state_dict.")] = None,
-    model_args: Annotated[list[str] | None, typer.Option(help="k=v for the class or function of MODEL.")] = None,
-    data_args: Annotated[list[str] | None, typer.Option(help="k=v for the function of DATA.")] = None,
+    model_args: Annotated[
+        list[str] | None,
+        typer.Option(help="k=v for the class or function of MODEL, or for the configuration in hf:FOLDER."),
+    ] = None,
+    data_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="k=v for the function of DATA; for text length=128, text=FIELD, label=FIELD, masked=0.15, "
+            "tokenizer=FOLDER."
+        ),
+    ] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder of MNIST and CIFAR files.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="causal-lm, masked-lm or classification: how text is tokenised (by the tokenizer of hf:FOLDER) and "
+            "which loss follows, next_token, same_token or cross_entropy."
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             help="cross_entropy (default), binary_cross_entropy, mean_squared_error, normalized_cross_entropy, "
             "next_token, same_token, gaussian_nll, contrastive_pairs, or model: a Hugging Face model's own."
         ),
+    ] = None,
+    forward: Annotated[
+        str | None,
+        typer.Option(help="package.module:name or path/file.py:name of a function (model, batch) -> outputs."),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="How many samples to use, drawn once, stratified by class; default all.")

@@ -31,7 +31,10 @@ _OPTIONS = (
     ),
 )
 # What only means something where networks are at hand.
-_NEED_NETWORKS = ("data", "test", "loss", "samples", "measures", "set_", "tolerance", "dtype", "mode", "parameters")
+_NEED_NETWORKS = (
+    "data", "test", "task", "loss", "forward", "samples", "measures", "set_", "tolerance", "dtype", "mode",
+    "parameters",
+)  # fmt: skip
 
 
 def compare_command(measure_command: Command) -> Command:
@@ -77,7 +80,6 @@ def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
-    from spiritlevel.cli import names
     from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.subject import checked_subject, targets_of
 
@@ -104,9 +106,7 @@ def _networks(options: dict[str, Any]) -> Any:
         return None
     test = options.get("test")
     if test is not None:
-        assert request.model is not None
-        data = names.open_named_data(test, request.data_args, request.data_root)
-        test = names.build_named_model(request.model, request.model_args, data, request.seed or 0).data.content
+        test = subject.other_data(test)
     found = compare(
         problems,
         list(request.measures),

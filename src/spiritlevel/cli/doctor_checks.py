@@ -22,6 +22,7 @@ EXTRAS = {
     "ray": "studies on several machines",
     "timm": "MODEL timm:NAME",
     "transformers": "MODEL hf:FOLDER",
+    "tokenizers": "text for MODEL hf:FOLDER",
 }
 # Relative differences to a float64 matrix that rounding explains, by the precision of the network.
 BOUNDS = {torch.float64: 1e-8, torch.float32: 1e-3}

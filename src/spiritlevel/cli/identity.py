@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from spiritlevel.analyses.measuring import versions
+from spiritlevel.cli.extras import BUILDERS
+from spiritlevel.cli.hugging_face import HUGGING_FACE
 from spiritlevel.cli.subject import Subject
 from spiritlevel.cli.user_code import source_files
 from spiritlevel.inputs.contents import tensors_of
@@ -17,8 +19,6 @@ from spiritlevel.inputs.data import open_source
 from spiritlevel.inputs.fingerprints import Fingerprint
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.results.records import as_json
-
-_BUILDERS = {"timm": "timm", "hf": "transformers"}
 
 
 class Identity:
@@ -30,13 +30,13 @@ class Identity:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         model, request = subject.named.model, subject.request
-        code = list(source_files([request.model or "", request.data or ""]))
+        code = list(source_files([request.model or "", request.data or "", request.forward or ""]))
         shared = {
             "request": as_json(request.record()),
             "versions": {**_imported_versions(code, request.model or ""), **versions()},
             "network": re.sub(r" at 0x[0-9a-fA-F]+", "", str(model)),  # addresses differ from run to run
             "device": sorted({str(tensor.device) for tensor in model.parameters()}),
-            "code": [_digest(file) for file in code],
+            "code": [_digest(file) for file in (*code, *_configurations(request.model or ""))],
         }
         self._shared = json.dumps(shared, sort_keys=True).encode("utf-8", "backslashreplace")
         self._fingerprint: str | None = None
@@ -78,9 +78,15 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def _configurations(model: str) -> list[Path]:
+    """Return the file that says what the network of ``hf:FOLDER`` is, which its modules show only in part."""
+    place = Path(model.removeprefix(HUGGING_FACE), "config.json")
+    return [place] if model.startswith(HUGGING_FACE) and place.is_file() else []
+
+
 def _imported_versions(files: list[Path], model: str) -> dict[str, str]:
     """Return the versions of the packages that files of code import, or that build a network by name."""
-    names = {_BUILDERS[kind]} if (kind := model.partition(":")[0]) in _BUILDERS else set()
+    names = {BUILDERS[kind]} if (kind := model.partition(":")[0]) in BUILDERS else set()
     for file in files:
         try:
             tree = ast.parse(file.read_bytes())

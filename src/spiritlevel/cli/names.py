@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from spiritlevel.cli import hugging_face
+from spiritlevel.cli.extras import BUILDERS, build_timm, import_extra
+from spiritlevel.cli.tasks import Task
+from spiritlevel.cli.text_records import TextRecord, is_text_file, read_text_records, records_of
+from spiritlevel.cli.token_data import TokenReader, split_options
 from spiritlevel.lab import datasets, nets
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
@@ -44,14 +50,16 @@ class NamedModel:
 def is_place(text: str) -> bool:
     """Whether a text names something in Python code: ``package.module:name`` or ``path/file.py:name``."""
     head, colon, name = text.rpartition(":")
-    return bool(colon and head and name.isidentifier())
+    return bool(colon and head and head not in BUILDERS and name.isidentifier())
 
 
 def check_model_name(text: str) -> None:
     """Refuse a MODEL that cannot be found, without building it."""
     kind, _, rest = text.partition(":")
-    if kind in _EXTRAS and rest:
-        _import_extra(kind, text)
+    if kind in BUILDERS and rest:
+        import_extra(BUILDERS[kind], text)
+        if text.startswith(hugging_face.HUGGING_FACE):
+            hugging_face.check_folder(text)
     elif is_place(text):
         find_object(text)
     elif text not in nets.NETS:
@@ -61,15 +69,26 @@ def check_model_name(text: str) -> None:
         )
 
 
-def open_named_data(text: str, arguments: Mapping[str, Any], root: str | None = None) -> NamedData:
-    """Return the data of a name: a data set, an .npz file, or an object or function in Python code."""
+def open_named_data(
+    text: str, arguments: Mapping[str, Any], root: str | None = None, reader: TokenReader | None = None
+) -> NamedData:
+    """Return the data of a name: a data set, a file, or an object or function in Python code; ``reader`` takes text."""
     kind = text.partition(":")[0]
     if kind in datasets.DATASETS or text.lower().endswith(".npz"):
         if arguments:
             raise UsageError(f"--data-args are for functions that make data, and {text} takes none; leave them out")
         return _from_labelled(datasets.open_data(text, root=root), text)
+    if reader is not None and is_text_file(text):
+        return _from_records(reader, read_text_records(text), text, arguments)
     if is_place(text):
-        found = _made(find_object(text), text, arguments, "--data-args")
+        there = find_object(text)
+        own, options = split_options(there, arguments) if reader is not None else (arguments, {})
+        found = _made(there, text, own, "--data-args")
+        records = records_of(found, text) if reader is not None else None
+        if reader is not None and records is not None:
+            return _from_records(reader, records, text, options)
+        if options:
+            raise UsageError(f"{text} gave no text, and --data-args {next(iter(options))} is for text; leave it out")
         if isinstance(found, datasets.LabelledData):
             return _from_labelled(found, text)
         return NamedData(found, text, None, _as_labelled(found, text))
@@ -79,11 +98,26 @@ def open_named_data(text: str, arguments: Mapping[str, Any], root: str | None = 
     )
 
 
-def build_named_model(text: str, arguments: Mapping[str, Any], data: NamedData, seed: int) -> NamedModel:
-    """Return the network of a name; a built-in one takes the data's channels and classes."""
+def build_named_model(
+    text: str,
+    arguments: Mapping[str, Any],
+    data: NamedData,
+    seed: int,
+    *,
+    task: Task | None = None,
+    weights: Sequence[str] = (),
+) -> NamedModel:
+    """Return the network of a name; a built-in one takes the data's channels and classes.
+
+    ``weights`` are those that will be loaded into it: a folder of transformers' may then be without.
+    """
     kind, _, rest = text.partition(":")
-    if kind in _EXTRAS and rest:
-        return _from_extra(kind, rest, text, arguments, data)
+    if kind == "timm" and rest:
+        made = build_timm(text, dict(arguments))
+        return NamedModel(made, text, data, "pretrained" if arguments.get("pretrained") else None)
+    if text.startswith(hugging_face.HUGGING_FACE) and rest:
+        made, source, notes = hugging_face.build_folder(text, arguments, task, bare=bool(weights))
+        return NamedModel(made, text, data, source, notes)
     if is_place(text):
         model = _made(find_object(text), text, arguments, "--model-args")
         if not isinstance(model, nn.Module):
@@ -105,6 +139,27 @@ def find_object(text: str) -> Any:
         public = [known for known in vars(module) if not known.startswith("_")]
         raise UsageError(f"{head} has no {name!r}{near_names(name, public)}")
     return getattr(module, name)
+
+
+def find_forward(text: str) -> Callable[[nn.Module, Any], Any]:
+    """Return the function (model, batch) -> outputs that ``--forward`` names."""
+    if not is_place(text):
+        raise UsageError(f"--forward {text} must name a function, as package.module:name or path/file.py:name")
+    found = find_object(text)
+    if isinstance(found, type) or not callable(found):
+        raise UsageError(
+            f"--forward {text} is of type {type(found).__name__}; name a function (model, batch) -> outputs"
+        )
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise UsageError(
+            f"--forward {text} must take two arguments, the model and a batch, and return the outputs: {error}"
+        ) from error
+    except ValueError:  # one written in C says nothing of its arguments
+        pass
+    forward: Callable[[nn.Module, Any], Any] = found
+    return forward
 
 
 def _import_module(name: str) -> ModuleType:
@@ -196,6 +251,11 @@ def _from_labelled(data: datasets.LabelledData, text: str) -> NamedData:
     return NamedData((data.x, data.y), name, data.split or None, data, tuple(f"{note}." for note in data.notes))
 
 
+def _from_records(reader: TokenReader, records: list[TextRecord], text: str, options: Mapping[str, Any]) -> NamedData:
+    content, notes = reader.read(records, text, options)
+    return NamedData(content, text, notes=tuple(notes))
+
+
 def _as_labelled(found: Any, text: str) -> datasets.LabelledData | None:
     """Return images and class labels in memory as such, so that a built-in network can be fitted to them."""
     if not isinstance(found, (tuple, list)) or len(found) != 2 or not all(isinstance(t, Tensor) for t in found):
@@ -206,20 +266,26 @@ def _as_labelled(found: Any, text: str) -> datasets.LabelledData | None:
     return datasets.LabelledData(x, y, text, "", int(y.max()) + 1)
 
 
+def fit_data(name: str, data: NamedData) -> tuple[NamedData, list[str]]:
+    """Return data resized to what a built-in network takes, and notes on that; for any other network it stays."""
+    if name not in nets.NETS or data.labelled is None:
+        return data, []
+    fitted = datasets.fit_images(data.labelled, nets.spec(name).size)
+    if fitted.x.shape == data.labelled.x.shape:
+        return data, []
+    notes = [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
+    return NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes), notes
+
+
 def _built_in(name: str, arguments: dict[str, Any], data: NamedData, seed: int) -> NamedModel:
-    spec = nets.spec(name)
-    notes: list[str] = []
+    data, notes = fit_data(name, data)
     if data.labelled is None:
         channels, size = _image_shape(data.content)
         shape = {"channels": channels, "size": size} if channels else {}
     else:
-        fitted = datasets.fit_images(data.labelled, spec.size)
-        if fitted.x.shape != data.labelled.x.shape:
-            notes += [f"The {note}, the network's own size." for note in fitted.notes[len(data.labelled.notes) :]]
-            data = NamedData((fitted.x, fitted.y), data.name, data.split, fitted, data.notes)
         # Labels that are no classes ask for as many outputs as they have entries.
-        outputs = max(fitted.classes, 2) if fitted.classes else fitted.y[0].numel()
-        shape = {"channels": fitted.channels, "size": fitted.size, "classes": outputs}
+        outputs = max(data.labelled.classes, 2) if data.labelled.classes else data.labelled.y[0].numel()
+        shape = {"channels": data.labelled.channels, "size": data.labelled.size, "classes": outputs}
     model = nets.build(name, seed=seed, **{**shape, **arguments})
     return NamedModel(model, name, data, None, tuple(notes))
 
@@ -234,34 +300,3 @@ def _image_shape(content: Any) -> tuple[int | None, int | None]:
     if isinstance(image, Tensor) and image.ndim == 3:
         return image.shape[0], max(image.shape[1:])
     return None, None
-
-
-_EXTRAS = {"timm": "timm", "hf": "transformers"}
-
-
-def _import_extra(kind: str, text: str) -> Any:
-    package = _EXTRAS[kind]
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"{text} needs the package {package}, which is not installed; run pip install {package}"
-        ) from error
-
-
-def _from_extra(kind: str, rest: str, text: str, arguments: Mapping[str, Any], data: NamedData) -> NamedModel:
-    package = _import_extra(kind, text)
-    try:
-        if kind == "timm":
-            model = package.create_model(rest, **arguments)
-            return NamedModel(model, text, data, "pretrained" if arguments.get("pretrained") else None)
-        config = package.AutoConfig.from_pretrained(rest, local_files_only=True, **arguments)
-        architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-        model = getattr(package, architecture)(config)
-    except Exception as error:
-        words = str(error).splitlines()[0] if str(error) else "no message"
-        raise SpiritlevelError(f"{package.__name__} could not build {text}: {type(error).__name__}: {words}") from error
-    from spiritlevel.inputs.weights.checkpoints import load_weights
-
-    load_weights(model, rest)
-    return NamedModel(model, text, data, rest)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from spiritlevel.cli.tasks import TASKS, task_named
+from spiritlevel.cli.text_records import is_text_file
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
@@ -22,7 +24,9 @@ class Request:
     data_args: Mapping[str, Any] = field(default_factory=dict)
     data_root: str | None = None
     key: str | None = None
+    task: str | None = None
     loss: str | None = None
+    forward: str | None = None
     samples: int | None = None
     seed: int | None = None
     batch_size: int | None = None
@@ -113,6 +117,13 @@ def from_report(path: str) -> Request:
     return _from_values(values, f"--like {path}")
 
 
+def with_loss_of_task(request: Request) -> Request:
+    """Return the request with the loss that its task is trained with, where nobody said another."""
+    if request.task is None:
+        return request
+    return request.over(Request(loss=task_named(request.task).loss))
+
+
 def check_request(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
     from spiritlevel.analyses.measuring import chosen_settings
@@ -122,6 +133,8 @@ def check_request(request: Request) -> Request:
         raise UsageError("no MODEL was given; name a built-in network, package.module:name or path/file.py:name")
     if request.data is None:
         raise UsageError("no data was given; use --data digits, --data FILE.npz or --data package.module:name")
+    if request.task is None and is_text_file(request.data):
+        raise UsageError(f"{request.data} is text, and --task says what is done with it: {', '.join(TASKS)}")
     filled = request.over(Request(loss="cross_entropy", seed=0, mode="eval", measures=("default",)))
     chosen = select(list(filled.measures))
     names = [measure.name for measure in chosen]

@@ -69,13 +69,14 @@ def request_of(options: Mapping[str, Any]) -> Request:
         **{
             name: options.get(name)
             for name in (
-                "data", "data_root", "key", "loss", "samples", "seed", "batch_size", "device", "dtype", "mode",
-                "tolerance",
+                "data", "data_root", "key", "task", "loss", "forward", "samples", "seed", "batch_size", "device",
+                "dtype", "mode", "tolerance",
             )
         },
     )  # fmt: skip
     if options.get("config") is not None:
         asked = asked.over(requests.from_config(options["config"]))
+    asked = requests.with_loss_of_task(asked)  # before an earlier report lends its own
     if options.get("like") is not None:
         asked = asked.over(requests.from_report(options["like"]))
     return requests.check_request(asked)

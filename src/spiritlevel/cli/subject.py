@@ -12,8 +12,12 @@ import torch
 
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.cli import names
+from spiritlevel.cli.constructing import Construction
+from spiritlevel.cli.hugging_face import HUGGING_FACE, check_task, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
+from spiritlevel.cli.tasks import task_named
+from spiritlevel.cli.token_data import TokenReader
 from spiritlevel.cli.user_code import inputs_of
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.weights.checkpoints import LoadedWeights, load_weights
@@ -38,15 +42,34 @@ class Subject:
         random.seed(request.seed)
         np.random.seed(request.seed % 2**32)  # noqa: NPY002 (what user code draws from)
         torch.manual_seed(request.seed)
-        data = names.open_named_data(request.data, request.data_args, request.data_root)
-        self.named = names.build_named_model(request.model, request.model_args, data, request.seed)
+        task = task_named(request.task) if request.task is not None else None
+        if task is not None and request.model.startswith(HUGGING_FACE):
+            check_task(request.model, request.model_args, task)
+        self._reader = TokenReader(task, request.model, request.model_args, request.seed) if task is not None else None
+        self._construction = Construction(request)
+        self.named = names.build_named_model(
+            request.model,
+            self._construction.arguments,
+            self._data_named(request.data),
+            request.seed,
+            task=task,
+            weights=request.weights,
+        )
+        self.forward = names.find_forward(request.forward) if request.forward is not None else None
         self.trained = bool(request.weights or self.named.weights)
         self._first: Problem | None = None
+
+    def _data_named(self, name: str) -> names.NamedData:
+        return names.open_named_data(name, self.request.data_args, self.request.data_root, self._reader)
+
+    def other_data(self, name: str) -> Any:
+        """Return other data for the same network."""
+        return names.fit_data(self.named.name, self._data_named(name))[0].content
 
     def problem(self, weights: str | None) -> Problem:
         """Return the problem with the weights of a file, or with those the network came with."""
         request, content = self.request, self.named.data.content
-        self.notes = [*self.named.data.notes, *self.named.notes]
+        self.notes = [*self.named.data.notes, *self.named.notes, *self._construction.notes]
         if weights is not None:
             loaded = self._load(weights)
             self.notes += [f"{weights}: {text}." for text in loaded.notes]
@@ -54,6 +77,7 @@ class Subject:
             self.named.model,
             content if self._first is None else next(self._first.source.read()),
             request.loss or "cross_entropy",
+            forward=self.forward,
             parameters=list(request.parameters) or None,
             samples=request.samples if self._first is None else None,
             seed=request.seed or 0,
@@ -71,7 +95,9 @@ class Subject:
 
     def _load(self, weights: str) -> LoadedWeights:
         try:
-            return load_weights(self.named.model, weights, self.request.key)
+            self._construction.check(weights)
+            load = load_transformers_weights if self.named.name.startswith(HUGGING_FACE) else load_weights
+            return load(self.named.model, weights, self.request.key)
         except UsageError as error:
             raise NotLoaded(str(error)) from error
 

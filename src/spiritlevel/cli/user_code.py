@@ -11,6 +11,7 @@ from pathlib import Path
 
 import spiritlevel
 from spiritlevel.cli.request import Request
+from spiritlevel.cli.text_records import is_text_file
 from spiritlevel.lab import datasets
 from spiritlevel.lab.datasets.files import data_roots
 
@@ -28,13 +29,17 @@ def inputs_of(request: Request, *, config: str | None, like: str | None, test: s
     if model.startswith("hf:"):
         found += [("the network's file", file) for file in _files_of(model.removeprefix("hf:"))]
     found += _named_in(model, "the network's source")
+    found += _named_in(request.forward or "", "the source of --forward")
     for name in (request.data, test):
         found += _named_in(name or "", "the data's source")
-        if name and name.lower().endswith(".npz"):
+        if name and (name.lower().endswith(".npz") or is_text_file(name)):
             found.append(("the data file", name))
         if name and name.partition(":")[0] in datasets.DATASETS:
             roots = data_roots(Path(request.data_root) if request.data_root else None)
             found += [each for root in roots for each in _data_files(root)]
+    tokenizer = request.data_args.get("tokenizer")
+    if isinstance(tokenizer, str) and os.path.isdir(tokenizer):
+        found += [("the tokenizer's file", file) for file in _files_of(tokenizer)]
     for stream in ("/dev/stdout", "/dev/stderr"):  # where they are sent to files
         if os.path.isfile(stream):
             found.append(("where this command's own words go:", stream))

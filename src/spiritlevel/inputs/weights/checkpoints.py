@@ -22,7 +22,7 @@ from spiritlevel.inputs.weights.torch_files import TorchFile, open_stream, open_
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 # In the order in which they are looked for: one file before several, safetensors before pickles.
-_FOLDER_FILES = (
+FOLDER_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -162,9 +162,9 @@ def _read_folder(folder: Path, key: str | None) -> _Weights:
     """Read the weights of a Hugging Face folder, in one file or in shards with an index."""
     if key is not None:
         raise UsageError(f"{folder} is a folder, whose weights have no entries; leave key={key!r} out or name a file")
-    name = next((name for name in _FOLDER_FILES if (folder / name).is_file()), None)
+    name = next((name for name in FOLDER_FILES if (folder / name).is_file()), None)
     if name is None:
-        raise SpiritlevelError(f"{folder} has none of {', '.join(_FOLDER_FILES)}; name the weights file itself")
+        raise SpiritlevelError(f"{folder} has none of {', '.join(FOLDER_FILES)}; name the weights file itself")
     if not name.endswith(".json"):
         return _Weights(_read(folder / name, None).tensors, f"Hugging Face folder ({name})")
     index = _weight_map(folder / name)
