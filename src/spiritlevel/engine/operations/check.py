@@ -30,10 +30,10 @@ def agreeing_layers(
     problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation], names: list[str]
 ) -> list[str]:
     """Return the layers whose remainder the operations account for."""
-    return _Comparison(problem, batch, outputs, operations).agreeing(names)
+    return _OperationCheck(problem, batch, outputs, operations).agreeing(names)
 
 
-class _Comparison:
+class _OperationCheck:
     def __init__(self, problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation]) -> None:
         self.problem, self.outputs = problem, outputs
         self.generator = seeded_generator(problem.seed, 11)

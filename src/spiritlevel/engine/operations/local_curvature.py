@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Columns = tuple[list[Tensor], list[Tensor]]  # s₊ and s₋, each with one tensor for every input
+SignedColumns = tuple[list[Tensor], list[Tensor]]  # s₊ and s₋, each with one tensor for every input
 _HALF_ROOT = 0.5**0.5
 
 
@@ -31,7 +31,7 @@ class LocalCurvature(ABC):
         """Shapes of the independent random signs that one draw of columns takes."""
 
     @abstractmethod
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         """Return s₊ and s₋ for these signs."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Diagonal(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [self.values.shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         return [_root(self.values) * signs[0]], [_root(-self.values) * signs[0]]
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
@@ -67,7 +67,7 @@ class TwoByTwo(LocalCurvature):
         # One sign for both eigenvectors: what they share in one input cancels in every draw, not only on average.
         return [self.mixed.shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         # The eigenvalues r/2 ± √(q² + r²/4) never have one sign: there is one column of each.
         half = self.second / 2
         radius = torch.hypot(half, self.mixed)
@@ -100,7 +100,7 @@ class Projected(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [self.shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         projected = self.project(signs[0])
         return [_root(self.scale) * projected], [_root(-self.scale) * projected]
 
@@ -119,7 +119,7 @@ class RankTwo(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [self.left.sum(self.dims, keepdim=True).shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         lengths = [torch.linalg.vector_norm(part, dim=self.dims, keepdim=True) for part in (self.left, self.right)]
         defined = (lengths[0] > 0) & (lengths[1] > 0)
         balance = torch.where(defined, lengths[1] / torch.where(defined, lengths[0], 1.0), 1.0).sqrt()
@@ -142,7 +142,7 @@ class Sum(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [shape for part in self.parts for shape in part.sign_shapes()]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         left = iter(signs)
         found = [part.columns([next(left) for _ in part.sign_shapes()]) for part in self.parts]
         plus, minus = ([sum(rest, first) for first, *rest in zip(*sides)] for sides in zip(*found))
@@ -164,7 +164,7 @@ class WeightedSpread(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [self.values.shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         return [self._spread(_root(self.values) * signs[0])], [self._spread(_root(-self.values) * signs[0])]
 
     def _spread(self, entries: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class MatrixProduct(LocalCurvature):
         *batch, rows, columns = self.gradient.shape
         return [torch.Size((*batch, min(rows, columns), self.inner))]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         gradient, (ones,) = self.gradient, signs
         rows, columns = gradient.shape[-2:]
         # The pair (ε, εᵀg), or the same from the other side, made of equal length in every matrix.
@@ -220,7 +220,7 @@ class Applied(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return [self.shape]
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         (ones,) = signs
         applied = self.apply(ones)
         dims = tuple(range(1, ones.ndim)) or (0,)
@@ -245,7 +245,7 @@ class Reshaped(LocalCurvature):
     def sign_shapes(self) -> list[torch.Size]:
         return self.part.sign_shapes()
 
-    def columns(self, signs: Sequence[Tensor]) -> Columns:
+    def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         plus, minus = self.part.columns(signs)
         return [side.reshape(self.outside) for side in plus], [side.reshape(self.outside) for side in minus]
 

@@ -197,7 +197,7 @@ def _agreeing_layers(
     gradients = torch.autograd.grad(
         own_outputs, list(leaves.values()), weighted, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    comparison = _Comparison(problem, recorder, coefficients, dict(zip(leaves, gradients)))
+    comparison = _RuleComparison(problem, recorder, coefficients, dict(zip(leaves, gradients)))
     names = _candidates(problem, outputs, recorder, graph)
     agreeing = comparison.agreeing(names, recorder.pull_back(outputs, cotangent, names, retain_graph=True))
     known = {full for name in agreeing for full in parameters_of(problem, name)}
@@ -214,7 +214,7 @@ def _agreeing_layers(
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _RuleComparison:
     """What rules give held against autograd's gradients of all samples together, each with its coefficient."""
 
     problem: OpenProblem
