@@ -142,7 +142,7 @@ def _compare(found: Any, expected: Tensor, view: WeightView) -> None:
     coefficients = torch.randn(count, dtype=torch.float64)
     torch.testing.assert_close(found.squared_norms(), expected.flatten(2).square().sum(2))
     total = torch.zeros(expected.shape[2:], dtype=torch.float64)
-    found.add_squares(total, coefficients)
+    found.add_squares(total[None], coefficients)
     torch.testing.assert_close(total, torch.einsum("kb,kb...->...", coefficients, expected.square()))
     if expected.ndim < 4:
         return

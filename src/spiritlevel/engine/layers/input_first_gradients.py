@@ -19,7 +19,7 @@ class InputFirstGradients(OuterGradients):
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if self.one_position:
-            super().add_squares(into.T, coefficients)
+            super().add_squares(into.transpose(-1, -2), coefficients)
         else:
             self.formed().add_squares(into, coefficients)
 

@@ -63,7 +63,7 @@ class SampleGradients(ABC):
 
     @abstractmethod
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        """Add Σ_kb c_kb M_kb² (entrywise) to ``into``; coefficients (K, B)."""
+        """Add Σ_kb c_kb M_kb² (entrywise), over each fold's share of the columns, to ``into`` (F, *shape)."""
 
     @abstractmethod
     def row_products(self, view: WeightView) -> Tensor:
@@ -113,7 +113,9 @@ class DirectGradients(SampleGradients):
         return found
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        into += torch.tensordot(coefficients, self.values.square(), dims=2).reshape(into.shape)
+        folds = len(into)
+        weights = coefficients.reshape(folds, 1, -1)  # a fold's columns lie side by side
+        into += (weights @ self.values.square().reshape(folds, weights.shape[2], -1)).reshape(into.shape)
 
     def _matrix_product(self, view: WeightView) -> Tensor:
         return as_matrix(view.module, self.values, view.weight) * view.matrix  # (K, B, G, O, I, kernel)
@@ -186,9 +188,10 @@ class OuterGradients(SampleGradients):
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if not self.one_position:
             return self.formed().add_squares(into, coefficients)
-        # Columns add up before the product with a²: one matrix product for all of them.
-        deltas = (self.deltas[:, :, :, 0].square() * coefficients[:, :, None, None]).sum(0)  # (B, G, O)
-        product = deltas.permute(1, 2, 0) @ self.inputs[:, :, 0].square().transpose(0, 1)  # (G, O, I·kernel)
+        # Columns of a fold add up before the product with a²: one matrix product for all of them.
+        weighted = self.deltas[:, :, :, 0].square() * coefficients[:, :, None, None]
+        deltas = weighted.unflatten(0, (len(into), -1)).sum(1)  # (F, B, G, O)
+        product = deltas.permute(0, 2, 3, 1) @ self.inputs[:, :, 0].square().transpose(0, 1)  # (F, G, O, I·kernel)
         into += product.reshape(into.shape)
         return None
 
@@ -341,7 +344,9 @@ class IndexedGradients(SampleGradients):
         return self.values.square().sum((2, 3))
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
-        into += self._by_token((self.values.square() * coefficients[:, :, None, None]).sum(0))
+        weighted = self.values.square() * coefficients[:, :, None, None]
+        for fold, own in zip(into, weighted.unflatten(0, (len(into), -1)).sum(1)):
+            fold += self._by_token(own)
 
     def row_products(self, view: WeightView) -> Tensor:
         return (view.weight.detach()[self.tokens] * self.values).sum(2)

@@ -79,6 +79,8 @@ class Uses:
             return self._through(use, torch.einsum("bti,kbto->kbio", inputs, rows))
         if name in operations.MATRIX_PRODUCTS:  # the bias of a product
             return self._through(use, self._rows(delta, delta.shape[-1]).sum(2))
+        if name == operations.LAYER_NORM:
+            return self._through(use, self._summed(use, delta * self._standardised(use) if use.place == 1 else delta))
         if name == nodes.MULTIPLY:
             other = nodes.saved(use.node, "other" if use.place == 0 else "self").detach()
             delta = delta * other
@@ -93,16 +95,23 @@ class Uses:
             return delta.reshape(len(delta), -1, self.samples, width).transpose(1, 2)
         return delta.reshape(len(delta), self.samples, -1, width)
 
+    def _standardised(self, use: Use) -> Tensor:
+        """Return what a layer normalisation multiplies with its weight."""
+        inputs, mean, inverse = (nodes.saved(use.node, name).detach() for name in ("input", "result1", "result2"))
+        found: Tensor = (inputs - mean) * inverse
+        return found
+
     def _summed(self, use: Use, delta: Tensor) -> Tensor:
-        """Sum over what the parameter was spread over, but for the samples."""
+        """Sum over what the parameter was spread over, but for the samples; each may have several rows."""
         made = nodes.shape_of(*use.made)
         full = (1,) * (len(use.shape) - len(made)) + tuple(made)
         if self.samples_second:
             delta, full = delta.transpose(1, 2), (full[1], full[0], *full[2:])
-        dims = [2 + i for i, (own, spread) in enumerate(zip(full[1:], delta.shape[2:])) if own == 1 and spread != 1]
-        if full[0] != 1 or delta.shape[1] != self.samples:
+        if full[0] != 1 or delta.shape[1] % self.samples:
             raise RuntimeError("the first dimension does not count samples")  # as any rule that does not fit raises
-        return (delta.sum(dims, keepdim=True) if dims else delta).reshape(*delta.shape[:2], *made)
+        delta = delta.reshape(len(delta), self.samples, -1, *delta.shape[2:])
+        dims = [3 + i for i, (own, spread) in enumerate(zip(full[1:], delta.shape[3:])) if own == 1 and spread != 1]
+        return delta.sum([2, *dims], keepdim=True).reshape(*delta.shape[:2], *made)
 
     def _through(self, use: Use, gradient: Tensor) -> DirectGradients:
         """Pull gradients (K, B, …) of what was made of the parameter back to itself."""
@@ -152,7 +161,7 @@ def _kind(node: Any, place: int, samples: int) -> str:
     if name in operations.MATRIX_PRODUCTS:
         weighted = name in (nodes.MM, nodes.ADDMM) and place != operations.MATRIX_PRODUCTS[name][0]
         return "use" if weighted else ""
-    counts = [size == samples for size in shape[:2]]
+    counts = [size > 0 and size % samples == 0 for size in shape[:1]] + [size == samples for size in shape[1:2]]
     if name == operations.EMBEDDING:
         indices = nodes.saved(node, "indices")
         if indices is None:
@@ -161,6 +170,8 @@ def _kind(node: Any, place: int, samples: int) -> str:
     if name in (nodes.ADD, nodes.SUBTRACT, nodes.MULTIPLY):
         own = nodes.shape_of(*node.next_functions[place])
         return "use" if any(counts) and len(own) <= len(shape) else ""
+    if name == operations.LAYER_NORM:
+        return "use" if place > 0 and any(counts) else ""
     if name == nodes.EXPAND:
         return "use" if any(counts) else "carrier"
     return "carrier" if name in operations.CARRIERS else ""

@@ -1,8 +1,10 @@
-"""One batch's curved operations under way: their second derivatives, and columns of them pulled back to layers."""
+"""One batch's curved operations under way: their second derivatives, and random columns of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,11 +12,11 @@ from torch.autograd.graph import GradientEdge
 
 from spiritlevel.engine.operations.finding import CurvedOperation, Edge
 from spiritlevel.engine.operations.local_curvature import LocalCurvature
-from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses.signs import index_signs
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.splitmix import splitmix64
+from spiritlevel.inputs.torch_internals import nodes
 
 # Signs that one operation may take, in tensors of their own.
 MOST_PARTS = 8
@@ -39,32 +41,33 @@ class CurvedBatch:
             operation.curvature(gradient) for operation, gradient in zip(operations, gradients)
         ]
 
-    def pulled_back(
-        self, recorder: Recorder, names: list[str], seed: int, draw: int
-    ) -> tuple[dict[str, list[Tensor | None]], dict[str, list[Tensor | None]]]:
-        """Return the gradients of one draw's columns, those of s₊ and those of s₋, behind each named layer's stop."""
-        plus: dict[Edge, Tensor] = {}
-        minus: dict[Edge, Tensor] = {}
+    @property
+    def numbers(self) -> int:
+        """Numbers in one draw's columns of one sign."""
+        return sum(math.prod(nodes.shape_of(*edge)) for operation in self.operations for edge in operation.inputs)
+
+    def columns(self, seed: int, draws: range) -> dict[Edge, Tensor]:
+        """Return the columns of some draws, s₊ and s₋ of each in turn, (2·draws, …) by where they go in."""
+        found: dict[Edge, Tensor] = {}
         for number, (operation, curvature) in enumerate(zip(self.operations, self.curvatures)):
             signs = [
-                self._signs(shape, seed, number * MOST_PARTS + place, draw)
+                self._signs(shape, seed, number * MOST_PARTS + place, draws)
                 for place, shape in enumerate(curvature.sign_shapes())
             ]
-            for into, side in zip((plus, minus), curvature.columns(signs)):
-                for edge, column in zip(operation.inputs, side):
-                    into[edge] = into[edge] + column if edge in into else column
-        return recorder.pull_back_from(plus, names), recorder.pull_back_from(minus, names)
+            sides = [curvature.columns([part[k] for part in signs]) for k in range(len(draws))]
+            for place, edge in enumerate(operation.inputs):
+                column = torch.stack([side[place] for both in sides for side in both])
+                found[edge] = found[edge] + column if edge in found else column
+        return found
 
-    def _signs(self, shape: torch.Size, seed: int, place: int, draw: int) -> Tensor:
-        """Return signs that belong to the samples, where a dimension counts them, whatever batch they came in."""
+    def _signs(self, shape: torch.Size, seed: int, place: int, draws: range) -> Tensor:
+        """Return signs (draws, *shape) that belong to the samples, where a dimension counts them, in any batch."""
         indices, count = self.batch.indices, self.batch.count
         key = int(splitmix64(seed, torch.tensor(place)))
+        signs = partial(index_signs, key, len(draws), first_draw=draws.start, dtype=self.dtype)
         if len(shape) and shape[0] % count == 0:
-            signs = index_signs(key, 1, indices, shape.numel() // count, first_draw=draw)
-            return signs[0].to(self.dtype).reshape(shape)
+            return signs(indices, shape.numel() // count).reshape(-1, *shape)
         if len(shape) > 1 and shape[1] == count:
-            signs = index_signs(key, 1, indices, shape.numel() // count, first_draw=draw)
-            return signs[0].to(self.dtype).reshape(count, shape[0], *shape[2:]).transpose(0, 1)
+            return signs(indices, shape.numel() // count).reshape(-1, count, shape[0], *shape[2:]).transpose(1, 2)
         # Rows that are no sample's own, by routing: theirs are the batch's.
-        signs = index_signs(key, 1, indices[:1], shape.numel(), first_draw=draw)
-        return signs[0, 0].to(self.dtype).reshape(shape)
+        return signs(indices[:1], shape.numel()).reshape(-1, *shape)

@@ -26,8 +26,9 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.weight_matrices import WeightView
 
-# A fold, the signs of some of its columns (K, B), a parameter, a slice of the batch, these columns' gradients there.
-Portion = tuple[int, Tensor, str, slice, SampleGradients]
+# Some folds, the signs of columns of theirs that lie side by side (K, B), a parameter, a slice of the batch, and the
+# gradients of these columns there.
+Portion = tuple[slice, Tensor, str, slice, SampleGradients]
 WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
 # Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.
 FOLDS = 8
@@ -169,15 +170,15 @@ class Accumulators:
             self.spread.begin(batch.count, self.folds)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
         alike = alike and not self.wants and self.mean is None
-        for fold, signs, full, part, gradients in portions:
+        for some, signs, full, part, gradients in portions:
             own = signs[: 1 if alike else None, part].double()
             # Each fold is an estimate of its own, from its share of the draws.
             coefficients = own * weights[part] * (self.folds / draws)
-            norms = self._add(self.sums[full], full, fold, gradients, coefficients, part.start)
-            own_traces = (own * norms).sum(0) / draws
-            traces[self.layer_names.index(self.owner[full].name), part] += own_traces
+            norms = self._add(self.sums[full], full, some, gradients, coefficients, part.start)
+            own_traces = _by_fold(own * norms, some) / draws
+            traces[self.layer_names.index(self.owner[full].name), part] += own_traces.sum(0)
             if not self.exact_columns:
-                folds[part, fold] += self.folds * own_traces
+                folds[part, some] += self.folds * own_traces.T
         if self.mean is not None:
             self.mean.end()
         if self.spread is not None:
@@ -188,7 +189,7 @@ class Accumulators:
         self.sample_folds.add(folds)
 
     def _portions(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> Iterator[Portion]:
-        """Yield (fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
+        """Yield (a fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
         rules = self.rules
         names = [name for name in rules.covered if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names, rules.stages)
@@ -198,11 +199,11 @@ class Accumulators:
                 parameters = recorder.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
-                        yield fold, signs, parameters[local], slice(0, batch.count), gradients
+                        yield slice(fold, fold + 1), signs, parameters[local], slice(0, batch.count), gradients
             if rules.fallback.names:
                 for part, found in rules.fallback.gradients(batch, outputs, columns):
                     for full, values in found.items():
-                        yield fold, signs, full, part, DirectGradients(values.detach())
+                        yield slice(fold, fold + 1), signs, full, part, DirectGradients(values.detach())
 
     def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
         """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
@@ -217,7 +218,7 @@ class Accumulators:
         self,
         sums: ParameterSums,
         full: str,
-        fold: int,
+        folds: slice,
         gradients: SampleGradients,
         coefficients: Tensor,
         first: int,
@@ -231,43 +232,45 @@ class Accumulators:
             norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
             forms = {"trace": norms[:, part]}
             if self.wants:
-                forms |= self._add_forms(sums, full, fold, some, coefficients[:, part])
+                forms |= self._add_forms(sums, full, folds, some, coefficients[:, part])
             if self.spread is not None:
                 place = slice(first + part.start, first + part.start + coefficients[:, part].shape[1])
                 for kind, values in forms.items():
-                    self.spread.add(kind, full, fold, place, (coefficients[:, part] * values).sum(0))
+                    self.spread.add(kind, full, folds, place, _by_fold(coefficients[:, part] * values, folds))
             if self.mean is not None:
                 self.mean.add(full, some, first + part.start)
-        sums.trace[fold] += (coefficients * norms).sum()
+        sums.trace[folds] += _by_fold(coefficients * norms, folds).sum(1)
         return norms
 
     def _add_forms(
-        self, sums: ParameterSums, full: str, fold: int, gradients: SampleGradients, coefficients: Tensor
+        self, sums: ParameterSums, full: str, folds: slice, gradients: SampleGradients, coefficients: Tensor
     ) -> dict[str, Tensor]:
         """Add what is wanted beside the trace; return each form summed over a sample's parts, (K, b)."""
         if sums.diagonal is not None:
-            gradients.add_squares(sums.diagonal[fold], coefficients.to(self.problem.dtype))
+            gradients.add_squares(sums.diagonal[folds], coefficients.to(self.problem.dtype))
         view = self.views.get(full)
         if view is None:
             return {}
         forms: dict[str, Tensor] = {}
 
-        def total(kind: str, values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (n,)
+        count = folds.stop - folds.start
+        weights_of_folds = coefficients.reshape(count, 1, -1)
+
+        def total(kind: str, values: Tensor) -> Tensor:  # Σ_kb c_kb x_kb², (K, b, n) -> (F, n)
             squares = values.double().square()
             if self.spread is not None:
                 forms[kind] = squares.sum(2)
-            found: Tensor = torch.tensordot(coefficients, squares, dims=2)
-            return found
+            return (weights_of_folds @ squares.reshape(count, weights_of_folds.shape[2], -1))[:, 0]
 
         if sums.rows is not None and sums.whole is not None:
             products = gradients.row_products(view)
-            sums.rows[fold] += total("rows", products)
-            sums.whole[fold] += total("whole", products.double().sum(2, keepdim=True))[0]
+            sums.rows[folds] += total("rows", products)
+            sums.whole[folds] += total("whole", products.double().sum(2, keepdim=True))[:, 0]
         if sums.columns is not None:
-            sums.columns[fold] += total("columns", gradients.column_products(view))
+            sums.columns[folds] += total("columns", gradients.column_products(view))
         if sums.transposed is not None:
             forms["transposed"] = gradients.transposed_norms(view).double()
-            sums.transposed[fold] += (coefficients * forms["transposed"]).sum()
+            sums.transposed[folds] += _by_fold(coefficients * forms["transposed"], folds).sum(1)
         return forms
 
     def result(self, linearity: Linearity | None) -> CurvatureSums:
@@ -293,3 +296,9 @@ class Accumulators:
             by_rule=dict(self.rules.always or {}),
             mean=None if self.mean is None else self.mean.result(float(total)),
         )
+
+
+def _by_fold(values: Tensor, folds: slice) -> Tensor:
+    """Sum (K, b) over each fold's own columns, (F, b)."""
+    found: Tensor = values.unflatten(0, (folds.stop - folds.start, -1)).sum(1)
+    return found

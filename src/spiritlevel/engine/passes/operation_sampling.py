@@ -7,6 +7,7 @@ flatness and each sample's trace.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spiritlevel.engine.operations.check import agreeing_layers
 from spiritlevel.engine.operations.drawing import CurvedBatch, loss_gradient
-from spiritlevel.engine.operations.finding import FoundOperations, find_operations
+from spiritlevel.engine.operations.finding import Edge, FoundOperations, find_operations
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
@@ -27,6 +28,8 @@ from spiritlevel.inputs.open_problem import OpenProblem
 
 # Samples on which the operations are held against autograd.
 TRIED = 4
+# Numbers of columns, and of gradients at layers' outputs, that are pulled back in one step.
+TOGETHER_NUMBERS = 8_000_000
 # What the accumulators call a form, and what it is called by those who ask.
 FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
 
@@ -39,6 +42,7 @@ class OperationSampling:
         self.wants = (wants | ({"rows"} if "whole" in wants else set())) & {"diagonal", "rows", "columns", "transposed"}
         self.rules = dict(rules)  # layers and parameters' uses, and whether their samples come second
         self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
+        self._mapped = True  # until an operation shows that columns cannot be mapped over
         self._forget()
         if rules:
             self._keep(self._accounted_for())
@@ -147,23 +151,34 @@ class OperationSampling:
         names = [name for name in self.rules if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
         count = curved.batch.count
-        for draw in range(draws):
-            sides = curved.pulled_back(recorder, names, self.seed, self.draws + draw)
-            for name in names:
-                reached = [(sign, side[name]) for sign, side in zip((1.0, -1.0), sides)]
-                some = next((delta for _, deltas in reached for delta in deltas if delta is not None), None)
+        width = max(1, TOGETHER_NUMBERS // (2 * max(curved.numbers + recorder.numbers, 1)))
+        for start in range(0, draws, width):
+            folds = slice(start, min(start + width, draws))
+            size = folds.stop - folds.start
+            columns = curved.columns(self.seed, range(self.draws + folds.start, self.draws + folds.stop))
+            signs = torch.tensor([1.0, -1.0], device=self.problem.device).repeat(size)[:, None].expand(-1, count)
+            for name, deltas in self._pulled_back(recorder, columns, names, size).items():
+                some = next((delta for delta in deltas if delta is not None), None)
                 if some is None:
                     continue  # nothing curved lies above this layer on this batch
-                signs = torch.tensor([[sign] for sign, _ in reached], device=some.device).expand(-1, count)
-                sides_of_call = zip(*(deltas for _, deltas in reached))
-                stacked = [
-                    torch.stack([some.new_zeros(shape) if delta is None else delta for delta in deltas])
-                    for deltas, shape in zip(sides_of_call, recorder.shapes_of_stops(name))
-                ]
+                shapes = recorder.shapes_of_stops(name)
+                filled = [some.new_zeros(2 * size, *s) if d is None else d for d, s in zip(deltas, shapes)]
                 parameters = recorder.layers[name].parameters
-                for local, gradients in from_deltas[name](stacked).items():
+                for local, gradients in from_deltas[name](filled).items():
                     if local in parameters:
-                        yield draw, signs, parameters[local], slice(0, count), gradients
+                        yield folds, signs, parameters[local], slice(0, count), gradients
+
+    def _pulled_back(
+        self, recorder: Recorder, columns: Mapping[Edge, Tensor], names: list[str], draws: int
+    ) -> dict[str, list[Tensor | None]]:
+        if self._mapped and draws > 1:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # torch warns where it would loop over the columns itself
+                    return recorder.pull_back_from(columns, names, together=True)
+            except Exception:  # an operation that cannot be mapped raises in its own way
+                self._mapped = False
+        return recorder.pull_back_from(columns, names, together=False)
 
     def _take(self, sweep: Accumulators, draws: int) -> None:
         found, spread = sweep.result(None), sweep.spread

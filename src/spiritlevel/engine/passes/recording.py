@@ -139,15 +139,34 @@ class Recorder:
         return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
 
     def pull_back_from(
-        self, columns: Mapping[tuple[Any, int], Tensor], names: list[str]
+        self, columns: Mapping[tuple[Any, int], Tensor], names: list[str], *, together: bool
     ) -> dict[str, list[Tensor | None]]:
-        """Return what columns put in at edges of the graph give behind each named layer's stop, None where nothing."""
+        """Return what columns (K, …) put in at edges give behind each named layer's stop, None where that is nothing.
+
+        ``together`` maps over the columns, which is quicker where they are small.
+        """
         edges = [edge for name in names for edge in self.stops[name]]
         if not edges or not columns:
             return {name: [None] * len(self.stops[name]) for name in names}
         roots = [GradientEdge(*edge) for edge in columns]
-        flat = iter(torch.autograd.grad(roots, edges, list(columns.values()), retain_graph=True, allow_unused=True))
-        return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
+        reached: list[bool] = []
+
+        def pull(*column: Tensor) -> list[Tensor]:
+            found = torch.autograd.grad(roots, edges, column, retain_graph=True, allow_unused=True)
+            reached[:] = [part is not None for part in found]
+            return [part for part in found if part is not None]
+
+        if together:
+            pulled = iter(torch.func.vmap(pull)(*columns.values()))
+        else:
+            rows = [pull(*(column[k] for column in columns.values())) for k in range(len(next(iter(columns.values()))))]
+            pulled = map(torch.stack, zip(*rows))
+        hits = iter(reached)
+
+        def next_one(gate: Tensor | None) -> Tensor | None:
+            return _gated(next(pulled), gate) if next(hits) else None
+
+        return {name: [next_one(gate) for gate in self._gates_of(name)] for name in names}
 
     def shapes_of_stops(self, name: str) -> list[torch.Size]:
         """Return the shapes of the gradients that are pulled back to a layer's stops."""

@@ -27,12 +27,12 @@ class SampleSpread:
         """Begin a batch."""
         self._size = (folds, count)
 
-    def add(self, form: str, full: str, fold: int, place: slice, values: Tensor) -> None:
-        """Add some columns' weighted values (b,) of a draw."""
+    def add(self, form: str, full: str, folds: slice, place: slice, values: Tensor) -> None:
+        """Add some columns' weighted values (F, b) of some draws."""
         draws = self._draws.get((form, full))
         if draws is None:
             draws = self._draws[form, full] = values.new_zeros(self._size)
-        draws[fold, place] += values
+        draws[folds, place] += values
 
     def end(self, weights: Tensor) -> None:
         """Take the batch's draws together."""
