@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import measure
-from spiritlevel.engine.blocks import TOLERANCE, Blocks, TensorEstimate
+from spiritlevel.engine.blocks import TOLERANCE, Blocks
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
+from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.reference.curvature import quadratic_forms
@@ -258,7 +259,7 @@ def test_a_spent_budget_is_said() -> None:
     assert not blocks.improve(blocks.network_trace())
     trace = blocks.judged(blocks.network_trace())
     assert trace.status == "budget_spent"
-    assert "after 32 draws" in trace.reason
+    assert "after 16 draws" in trace.reason
     assert abs(trace.value - float(dense.hessian.trace())) < 6 * trace.stderr
 
 

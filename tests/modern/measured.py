@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import spiritlevel as sl
-from spiritlevel.engine.blocks import TensorEstimate
+from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.values.errors import SpiritlevelError

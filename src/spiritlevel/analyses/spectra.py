@@ -12,7 +12,7 @@ from torch import Tensor
 from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, operator_named
 from spiritlevel.analyses.measuring import header_of
 from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
-from spiritlevel.engine.blocks import Blocks, fold_stderr
+from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import (
@@ -204,7 +204,7 @@ class _SpectrumRun:
         if sums is None:
             return None, None
         folds = torch.stack([sums.parameters[name].trace.cpu() for name in self.matrix.names]).sum(0)
-        error = fold_stderr(folds)
+        error = blocks.sketch_error(self.matrix.names)
         if sums.exact_columns and all(blocks.exact_layers[name] for name in layers):
             if self.name == "hessian":
                 return blocks.network_trace(), None

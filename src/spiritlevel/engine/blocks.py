@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
-from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, gauss_newton_columns
 from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
-from spiritlevel.engine.remainder import Remainder
+from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
+from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
@@ -23,44 +25,6 @@ from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Statu
 TOLERANCE = 0.05
 BUDGET = 100.0  # gradients' worth of sampling
 SAMPLE_PROBES = 32
-
-
-@dataclass(frozen=True)
-class TensorEstimate:
-    """A tensor of values with their errors; ``halves`` are two independent estimates of it where it was sampled."""
-
-    value: Tensor  # float64, CPU
-    stderr: Tensor
-    how: How = "exact"
-    verified: bool = False
-    status: Status = "ok"
-    reason: str = ""
-    halves: Tensor | None = None  # (2, *shape)
-
-    @property
-    def sampled(self) -> bool:
-        """Whether any part of it was sampled."""
-        return self.how != "exact"
-
-    def largest(self) -> tuple[int, Estimate]:
-        """Return where the largest entry of a vector is, and the entry.
-
-        Where entries were sampled it is chosen on one half of the probes and evaluated on the other, both ways: the
-        largest of noisy values would be too large on average, this is at most the true largest on average.
-        """
-        if not self.sampled:
-            top = int(self.value.argmax())
-            return top, Estimate(float(self.value[top]), verified=self.verified)
-        halves = self.halves if self.halves is not None else self.value.expand(2, -1)
-        picks = [int(half.argmax()) for half in halves]
-        return picks[0], Estimate(
-            0.5 * float(halves[1][picks[0]] + halves[0][picks[1]]),
-            # Each half alone has √2 times the error of all probes, and the two evaluations may share their luck.
-            math.sqrt(2) * float(max(self.stderr[pick] for pick in picks)),
-            how="lower_bound",
-            status=self.status,
-            reason=self.reason,
-        )
 
 
 class Blocks:
@@ -93,6 +57,7 @@ class Blocks:
             if not self.exact_layers[name]
             for full in layer.parameters.values()
         ]
+        self.sketching = 0.0  # gradients' worth of sketches beyond the first sweep's
         self.asked: set[Kind] = set()  # kinds of forms that were asked for since somebody last looked
         self._remainder: Remainder | None = None  # until it is first asked for
 
@@ -136,13 +101,45 @@ class Blocks:
         The tolerance concerns this value alone: layers, entries and samples carry errors of their own.
         """
         asked, self.asked = self.asked, set()
-        if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent") or not asked:
+        if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return False
         allowed = self.tolerance * abs(estimate.value)
         if estimate.stderr <= max(allowed, NEGLIGIBLE):
             return False
         ratio = (estimate.stderr / allowed) ** 2 if allowed > 0 else math.inf
-        return self.remainder.improve(ratio, asked)
+        share = self._share_of_sketch()
+        sketched = share > IGNORED and self._sketch_more(ratio)
+        return (share < 1 - IGNORED and bool(asked) and self.remainder.improve(ratio, asked)) or sketched
+
+    def _share_of_sketch(self) -> float:
+        """Return how much of the trace's variance comes from sketching the loss's second derivative."""
+        if self.sums is None or self.sums.exact_columns:
+            return 0.0
+        own = self.sketch_error(self.problem.parameters) ** 2
+        form = self.remainder.form("entries") if self.sampled_names else None
+        rest = 0.0 if form is None else float(form.network.stderr) ** 2
+        return own / (own + rest) if own > 0 else 0.0
+
+    def _sketch_more(self, ratio: float) -> bool:
+        """Add draws of the sketch, one sweep after another, as many as the error asks for and may be spent."""
+        assert self.sums is not None
+        assert self.sums.sample_folds is not None
+        wanted = math.ceil(len(self.sums.sample_folds) * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
+        cost = DRAW_COST / 2 * self.sums.columns / len(self.sums.sample_folds) * SKETCH_DRAWS
+        sweeps = min(wanted, int((self.budget - self.sketching) / cost))
+        self._sketch_sweeps(sweeps)
+        self.sketching += cost * sweeps
+        return sweeps > 0
+
+    def _sketch_sweeps(self, sweeps: int) -> None:
+        assert self.sums is not None
+        for _ in range(sweeps):
+            assert self.sums.sample_folds is not None
+            columns_of = partial(gauss_newton_columns, first_draw=len(self.sums.sample_folds))
+            wants = self.sums.wants
+            more = curvature_sweep(self.problem, wants, columns_of=columns_of, verify=False, seed=self.seed)
+            assert more is not None
+            self.sums.extend(more)
 
     def _base(self, full: str, kind: Kind) -> Tensor:
         """Return the Gauss–Newton part with its folds first, (F, ...)."""
@@ -220,7 +217,7 @@ class Blocks:
         """Return the trace of the Hessian over all chosen parameters."""
         form = self._form("entries")
         folds = self._fold_total(list(self.problem.parameters), "trace")
-        value, stderr = float(folds.mean()), fold_stderr(folds)
+        value, stderr = float(folds.mean()), self.sketch_error(self.problem.parameters)
         if form is not None:
             value += float(form.network.mean)
             stderr = (stderr**2 + float(form.network.stderr) ** 2) ** 0.5
@@ -248,6 +245,22 @@ class Blocks:
             return torch.zeros(1, dtype=torch.float64)
         return torch.stack([getattr(self.sums.parameters[name], field).cpu() for name in names]).sum(0)
 
+    def sketch_error(self, names: list[str], kind: Kind = "entries") -> float:
+        """Return the standard error of a sum over one parameter, one layer or all, where the columns were sketched."""
+        if self.sums is None or self.sums.exact_columns:
+            return 0.0
+        spread, folds = self.sums.spread, self.sums.sample_folds
+        assert spread is not None
+        assert folds is not None
+        if len(names) == 1:
+            form = "trace" if kind == "entries" else kind
+            variance = spread.parameters.get((form, names[0]), torch.zeros(()))
+        elif len(names) == len(self.problem.parameters):
+            variance = spread.network
+        else:
+            variance = spread.layers[self._layer_of(names[0])]
+        return math.sqrt(float(variance) / len(folds))
+
     def ggn_trace(self) -> Estimate:
         """Return the trace of the Gauss–Newton matrix."""
         if self.sums is None:
@@ -258,7 +271,7 @@ class Blocks:
         value = float(folds.mean())
         return Estimate(
             value=value,
-            stderr=self._error(how, value, fold_stderr(folds)),
+            stderr=self._error(how, value, self.sketch_error(self.problem.parameters)),
             stderr_data=self._data_error() if exact else None,
             how=how,
             samples=self.problem.survey.count,
@@ -266,10 +279,10 @@ class Blocks:
 
     def layer_trace(self, layer: str) -> Estimate:
         """Return the trace of one layer's block, all of its parameters together."""
-        estimate = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
-        if estimate.how == "exact" and self.sums is not None:
-            return Estimate(**{**vars(estimate), "stderr_data": self.sums.layer_stderr[layer]})
-        return estimate
+        found = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
+        if found.how == "exact" and self.sums is not None:
+            return replace(found, stderr_data=self.sums.layer_stderr[layer])
+        return found
 
     def weight_trace(self, layer: str) -> Estimate:
         """Return the trace of the block of one weight matrix, by its name in ``problem.weights``."""
@@ -279,7 +292,7 @@ class Blocks:
     def _trace_of(self, names: list[str], layer: str) -> Estimate:
         form = self._form("entries") if any(name in self.sampled_names for name in names) else None
         folds = self._fold_total(names, "trace")
-        value, variance = float(folds.mean()), fold_stderr(folds) ** 2
+        value, variance = float(folds.mean()), self.sketch_error(names) ** 2
         if form is not None:
             # A layer has its own error: its parameters share their probes, so theirs do not add up.
             running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
@@ -330,8 +343,7 @@ class Blocks:
         """Return the sum over rows (or columns), with its own standard error rather than the rows' added up."""
         full = self.problem.weights[layer]
         parts = self._parts(full, kind)
-        base = self._base(full, kind).reshape(len(self._base(full, kind)), -1).sum(1)
-        variance = fold_stderr(base) ** 2
+        variance = self.sketch_error([full], kind) ** 2
         form = self._form(kind) if full in self.sampled_names else None
         if form is not None:
             variance += float(form.sums[full].stderr) ** 2
@@ -349,6 +361,8 @@ class Blocks:
         halves = None
         if len(base) > 1:
             stderr = base.std(0) / len(base) ** 0.5
+            if not base[0].ndim:
+                stderr = torch.full_like(stderr, self.sketch_error([full], kind))
             halves = torch.stack([base[0::2].mean(0), base[1::2].mean(0)])
         if form is not None:
             running = form.parts[full] if full in form.parts else form.sums[full]
@@ -364,6 +378,8 @@ class Blocks:
         """Return the Hessian trace of each sample's own loss, in data order."""
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
+        if self.sums.sample_folds is not None and len(self.sums.sample_folds) < probes:
+            self._sketch_sweeps(math.ceil((probes - len(self.sums.sample_folds)) / SKETCH_DRAWS))
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)
@@ -383,8 +399,3 @@ class Blocks:
             value, stderr = value + part.mean, (stderr.square() + part.stderr.square()).sqrt()
             halves = halves + part.half_means
         return TensorEstimate(value, stderr, "estimated", halves=halves)
-
-
-def fold_stderr(folds: Tensor) -> float:
-    """Return the standard error of the mean over folds, 0 where there is one alone."""
-    return float(folds.std() / len(folds) ** 0.5) if len(folds) > 1 else 0.0

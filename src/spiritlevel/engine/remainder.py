@@ -24,6 +24,7 @@ DRAW_COST, PROBE_COST = 1.4, 4.0
 FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
 TOGETHER = 8  # draws that share one sweep
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
+IGNORED = 0.1  # share of a variance that is not worth sampling for
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Remainder:
         self.others = ParameterSampling(
             problem,
             [name for name in names if name not in by_operations],
-            keep_diagonal="diagonal" in wants,
+            wants=wants,
             seed=seed,
             of="hessian" if problem.survey.coupled else "remainder",
         )
@@ -112,30 +113,41 @@ class Remainder:
             self.spent += DRAW_COST * count
             left -= count
 
+    def _share_of_others(self, kind: Kind) -> float:
+        """Return how much of a form's variance comes from probes of parameters."""
+        own = self.others.forms.get(kind)
+        by_probes = 0.0 if own is None else _variance(own)
+        by_draws = _variance(self.operations.form(kind)) if self.operations.draws else 0.0
+        return by_probes / (by_probes + by_draws) if by_probes > 0 else 0.0
+
     def improve(self, ratio: float, kinds: Collection[Kind]) -> bool:
         """Sample so much more that variances fall by ``ratio``, or as much of it as may be spent; False for nothing."""
         room = self.budget - self.spent
         growth = min(ratio * 1.1, GROWTH) - 1
         drawn = False
-        sampled = [kind for kind in kinds if kind != "whole" and self.others.names_for(kind)]
-        if sampled and not self.others.written_out:
-            for kind in sampled:
-                known = self.others.form(kind)
-                assert known is not None
-                count = BLOCK * math.ceil(growth * known.probes / BLOCK)
-                count = min(count, int(room / len(sampled) / PROBE_COST))
-                if count >= 1:
-                    before = self._probes
-                    self.others.more(kind, count)
-                    self.spent += PROBE_COST * (self._probes - before)
-                    drawn = True
-        if self.operations.rules and self.operations.draws:
+        shares = {kind: self._share_of_others(kind) for kind in kinds}
+        sampled = [kind for kind, share in shares.items() if share > IGNORED and kind != "whole"]
+        for kind in sampled:
+            known = self.others.form(kind)
+            assert known is not None
+            count = BLOCK * math.ceil(growth * known.probes / BLOCK)
+            count = min(count, int(room / len(sampled) / PROBE_COST))
+            if count >= 1:
+                before = self._probes
+                self.others.more(kind, count)
+                self.spent += PROBE_COST * (self._probes - before)
+                drawn = True
+        if self.operations.draws and any(share < 1 - IGNORED for share in shares.values()):
             room = self.budget - self.spent
             count = min(math.ceil(growth * self.operations.draws), int(room / DRAW_COST))
             if count >= 2:
                 self._draw(count)
                 drawn = True
         return drawn
+
+
+def _variance(form: SampledForm) -> float:
+    return float(torch.stack([part.stderr.cpu().double().square() for part in form.sums.values()]).sum())
 
 
 def _together(forms: list[SampledForm]) -> SampledForm | None:

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.blocks import Blocks, TensorEstimate
+from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.estimators.balancing import Balance, balance, balance_icml
+from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.declaration import Cost, declare

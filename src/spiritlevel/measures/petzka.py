@@ -8,8 +8,9 @@ from functools import partial
 
 import torch
 
-from spiritlevel.engine.blocks import Blocks, TensorEstimate
+from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.passes.remainder import Kind
+from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, Measure, declare
 from spiritlevel.measures.reference import curvature as reference

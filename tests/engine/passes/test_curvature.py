@@ -343,9 +343,12 @@ def test_coupled_samples_have_no_factor_pass_but_a_trace_by_products() -> None:
     assert problem.survey.coupled
     blocks = Blocks(problem, frozenset({"diagonal"}))
     trace = blocks.network_trace()
-    assert trace.how == "exact"  # so few parameters are written out
+    while blocks.improve(trace):
+        trace = blocks.network_trace()
+    assert trace.how in ("estimated", "exact")  # so few parameters may be written out
     assert not trace.verified
-    assert trace.value == pytest.approx(float(Dense(problem).hessian.trace()), rel=1e-9)
+    gap = abs(trace.value - float(Dense(problem).hessian.trace()))
+    assert gap <= 4 * trace.stderr + 1e-9 * abs(trace.value)
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name])
 

@@ -85,6 +85,22 @@ class CurvatureSums:
     by_rule: dict[str, bool] = field(default_factory=dict)  # rules that held in every batch, and how samples lie
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
+    spread: SampleSpread | None = None  # variances of one draw, where folds are draws
+
+    def extend(self, others: CurvatureSums) -> None:
+        """Take in another sweep's draws of the same sketch."""
+        assert self.sample_folds is not None
+        assert others.sample_folds is not None
+        assert self.spread is not None
+        assert others.spread is not None
+        self.spread = self.spread.pooled(len(self.sample_folds) - 1, others.spread, len(others.sample_folds) - 1)
+        for full, sums in self.parameters.items():
+            for name, values in vars(sums).items():
+                if values is not None:
+                    setattr(sums, name, torch.cat([values, getattr(others.parameters[full], name)]))
+        self.sample_folds = torch.cat([self.sample_folds, others.sample_folds])
+        self.sample_traces = self.sample_folds.mean(0)
+        self.columns += others.columns
 
 
 class Accumulators:
@@ -122,6 +138,8 @@ class Accumulators:
         self.exact_columns = factor.exact
         self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
         self.column_count = len(factor.columns)
+        if self.folds > 1 and self.folds == factor.draws:
+            self.spread = SampleSpread({full: layer.name for full, layer in self.owner.items()})
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
 
@@ -295,6 +313,7 @@ class Accumulators:
             fallback=self.rules.all_fallbacks,
             by_rule=dict(self.rules.always or {}),
             mean=None if self.mean is None else self.mean.result(float(total)),
+            spread=None if self.spread is None else self.spread.scaled(float(total)),
         )
 
 

@@ -28,15 +28,29 @@ from spiritlevel.inputs.survey import Surveyor, checked_outputs
 # Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
 # sketched.
 COLUMN_LIMIT = 32
+SKETCH_DRAWS = 8  # of them a sweep, until their error is found too large
 # Batches that a GPU is given to work on before the first one's checks are waited for.
 AHEAD = 2
 
 ColumnMaker = Callable[[OpenProblem, Batch, Tensor, int], Factor]
 
 
-def gauss_newton_columns(problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:
-    """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix."""
-    return problem.loss.factor(outputs, batch.content, limit=COLUMN_LIMIT, generator_seed=seed, indices=batch.indices)
+def gauss_newton_columns(
+    problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0, first_draw: int = 0
+) -> Factor:
+    """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix.
+
+    Where these are sketched ``first_draw`` is where the draws of this sweep begin.
+    """
+    return problem.loss.factor(
+        outputs,
+        batch.content,
+        limit=COLUMN_LIMIT,
+        generator_seed=seed,
+        indices=batch.indices,
+        draws=SKETCH_DRAWS,
+        first_draw=first_draw,
+    )
 
 
 def fisher_columns(problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0) -> Factor:

@@ -181,9 +181,9 @@ class OperationSampling:
         return recorder.pull_back_from(columns, names, together=False)
 
     def _take(self, sweep: Accumulators, draws: int) -> None:
-        found, spread = sweep.result(None), sweep.spread
+        found = sweep.result(None)
+        spread = found.spread
         assert spread is not None
-        scale = float(sweep.weights.whole().sum()) ** -2
         for full, sums in found.parameters.items():
             totals = {
                 "trace": sums.trace,
@@ -195,17 +195,17 @@ class OperationSampling:
             for form, kind in FORMS.items():
                 total = totals[form]
                 if total is not None:
-                    variance = float(spread.parameters.get((form, full), 0.0)) * scale
+                    variance = float(spread.parameters.get((form, full), 0.0))
                     self.sums.setdefault((kind, full), Pooled()).add(total.cpu(), variance)
             for kind, parts in (("entries", sums.diagonal), ("rows", sums.rows), ("columns", sums.columns)):
                 if parts is not None:
                     self.parts.setdefault((kind, full), Running()).add(parts)
         for name, fulls in by_layer(self.problem, self.names).items():
             own = [found.parameters[full].trace.cpu() for full in fulls]
-            variance = float(spread.layers.get(name, 0.0)) * scale
+            variance = float(spread.layers.get(name, 0.0))
             self.by_layer.setdefault(name, Pooled()).add(torch.stack(own).sum(0), variance)
         traces = torch.stack([sums.trace.cpu() for sums in found.parameters.values()]).sum(0)
-        self.network.add(traces, float(spread.network) * scale)
+        self.network.add(traces, float(spread.network))
         assert found.sample_folds is not None
         self.samples.add(found.sample_folds)
         self.draws += draws

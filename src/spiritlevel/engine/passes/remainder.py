@@ -28,7 +28,7 @@ from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 Kind = Literal["entries", "rows", "columns", "whole", "transposed"]
 KINDS: tuple[Kind, ...] = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
-FIRST_PROBES = 32  # before anybody looks at errors
+FIRST_PROBES = 16  # before anybody looks at errors
 TOGETHER = 64  # unit vectors that do
 
 
@@ -43,11 +43,13 @@ class ParameterSampling:
         problem: OpenProblem,
         names: list[str],
         *,
-        keep_diagonal: bool,
+        wants: frozenset[str],
         seed: int,
         of: Literal["remainder", "hessian"],
     ) -> None:
-        self.problem, self.names, self.keep_diagonal, self.seed, self.of = problem, names, keep_diagonal, seed, of
+        self.problem, self.names, self.seed, self.of = problem, names, seed, of
+        self.keep_diagonal = "diagonal" in wants
+        self.kinds = 1 + len(wants & {"rows", "columns", "transposed"})  # that have probes of their own
         self.forms: dict[Kind, SampledForm] = {}
         self.size = sum(problem.chosen_parameters[name].numel() for name in names)
         self._block: Tensor | None = None  # (size, size) of R, once it was written out
@@ -74,7 +76,8 @@ class ParameterSampling:
         """Add probes of one kind; where they would come to as many as there are parameters, write the block out."""
         shapes = ProbeShapes(self.problem, self.names_for(kind), kind)
         known = self.forms.get(kind)
-        many = (0 if known is None else known.probes) + probes >= self.size
+        # One block serves all kinds.
+        many = ((0 if known is None else known.probes) + probes) * self.kinds >= self.size
         if kind != "whole" and self._block is None and many and not path_of(self.problem).differences:
             self._block = self._unit_products()
             self.forms = {one: form for one, form in self.forms.items() if one == "whole"}
@@ -142,7 +145,7 @@ class ParameterSampling:
             parts = unit.split([tensor.numel() for tensor in tensors.values()], 1)
             vectors = {name: part.reshape(-1, *t.shape) for (name, t), part in zip(tensors.items(), parts)}
             products = sweep_products(self.problem, vectors, self.of, what="writing the remainder out")
-            rows.append(torch.cat([products[name].flatten(1) for name in self.names], 1))
+            rows.append(torch.cat([products[name].reshape(len(unit), -1) for name in self.names], 1))
         return torch.cat(rows).double()
 
     def _exact_form(self, shapes: ProbeShapes, block: Tensor) -> SampledForm:

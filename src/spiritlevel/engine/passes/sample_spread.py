@@ -23,6 +23,26 @@ class SampleSpread:
         self._draws: dict[tuple[str, str], Tensor] = {}  # (F, B) of the present batch
         self._size = (0, 0)
 
+    def scaled(self, total_weight: float) -> SampleSpread:
+        """Return the variances of one draw of means over all samples."""
+        found = SampleSpread(self.layer_of)
+        found.parameters = {key: value.cpu() / total_weight**2 for key, value in self.parameters.items()}
+        found.layers = {layer: value.cpu() / total_weight**2 for layer, value in self.layers.items()}
+        found.network = self.network.cpu() / total_weight**2
+        return found
+
+    def pooled(self, own: int, other: SampleSpread, others: int) -> SampleSpread:
+        """Return the mean of two variances found with so many degrees of freedom each."""
+
+        def mean(one: Tensor, two: Tensor) -> Tensor:
+            return (own * one + others * two) / (own + others)
+
+        found = SampleSpread(self.layer_of)
+        found.parameters = {key: mean(value, other.parameters[key]) for key, value in self.parameters.items()}
+        found.layers = {layer: mean(value, other.layers[layer]) for layer, value in self.layers.items()}
+        found.network = mean(self.network, other.network)
+        return found
+
     def begin(self, count: int, folds: int) -> None:
         """Begin a batch."""
         self._size = (folds, count)

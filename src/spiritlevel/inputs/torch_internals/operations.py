@@ -87,6 +87,7 @@ CARRIERS = frozenset(
     {
         nodes.CLONE, nodes.MATRIX_TRANSPOSE, nodes.PERMUTE, nodes.RESHAPE_ALIAS, nodes.SELECT, nodes.SLICE,
         nodes.SQUEEZE, nodes.SQUEEZE_ALONG, nodes.TRANSPOSE, nodes.UNSAFE_VIEW, nodes.UNSQUEEZE, nodes.VIEW,
-        "IndexBackward0", "IndexSelectBackward0", "RsubBackward0", "RsubBackward1", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0",
+        "IndexBackward0", "IndexSelectBackward0", "RsubBackward0", "RsubBackward1", "SplitBackward0",
+        "SplitWithSizesBackward0", "UnbindBackward0",
     }
 )  # fmt: skip
