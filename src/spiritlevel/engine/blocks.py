@@ -109,7 +109,8 @@ class Blocks:
         ratio = (estimate.stderr / allowed) ** 2 if allowed > 0 else math.inf
         share = self._share_of_sketch()
         sketched = share > IGNORED and self._sketch_more(ratio)
-        return (share < 1 - IGNORED and bool(asked) and self.remainder.improve(ratio, asked)) or sketched
+        sampled = share < 1 - IGNORED and bool(asked) and self.remainder.improve(ratio, asked)
+        return sketched or sampled
 
     def _share_of_sketch(self) -> float:
         """Return how much of the trace's variance comes from sketching the loss's second derivative."""
@@ -280,9 +281,8 @@ class Blocks:
     def layer_trace(self, layer: str) -> Estimate:
         """Return the trace of one layer's block, all of its parameters together."""
         found = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
-        if found.how == "exact" and self.sums is not None:
-            return replace(found, stderr_data=self.sums.layer_stderr[layer])
-        return found
+        known = found.how == "exact" and self.sums is not None
+        return replace(found, stderr_data=self.sums.layer_stderr[layer]) if known and self.sums else found
 
     def weight_trace(self, layer: str) -> Estimate:
         """Return the trace of the block of one weight matrix, by its name in ``problem.weights``."""

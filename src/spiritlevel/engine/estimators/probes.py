@@ -25,6 +25,11 @@ def seeded_generator(*key: int) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(word)
 
 
+def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return normal numbers of a tensor's shape, drawn where the generator is; a large tensor's take long elsewhere."""
+    return torch.empty_like(tensor, requires_grad=False).normal_(generator=generator)
+
+
 def random_signs(
     size: int,
     count: int,

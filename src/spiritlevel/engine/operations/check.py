@@ -8,13 +8,14 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.estimators.probes import normal_like
 from spiritlevel.engine.operations.drawing import CurvedBatch
 from spiritlevel.engine.operations.finding import CurvedOperation, Edge
 from spiritlevel.engine.passes.recording import parameters_of
@@ -22,28 +23,63 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes
 
+OTHERS = 4  # layers looked at beside those that see every operation
 # Of the sizes of what is added up: rounding of derivatives in the model's own precision.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}
 
 
 def agreeing_layers(
-    problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation], names: list[str]
+    problem: OpenProblem,
+    batch: Batch,
+    outputs: Tensor,
+    operations: list[CurvedOperation],
+    names: list[str],
+    bits: Mapping[int, int],
 ) -> list[str]:
-    """Return the layers whose remainder the operations account for."""
-    return _OperationCheck(problem, batch, outputs, operations).agreeing(names)
+    """Return the layers whose remainder the operations account for; ``bits`` are their parameters', by id.
+
+    Which operations lie above which parameter is read off the graph.  So it is enough to look at layers below which
+    every operation is seen twice: whichever is missing or wrong shows in the first of them.  Where one of these does
+    not agree all are looked at.
+    """
+    check = _OperationCheck(problem, batch, outputs, operations)
+    some = _seeing_all_twice(problem, operations, names, bits)
+    return names if check.agreeing(some) == some else check.agreeing(names)
+
+
+def _seeing_all_twice(
+    problem: OpenProblem, operations: list[CurvedOperation], names: list[str], bits: Mapping[int, int]
+) -> list[str]:
+    masks = {
+        name: sum({bits[id(problem.chosen_parameters[full])] for full in parameters_of(problem, name)})
+        for name in names
+    }
+    seen = [0] * len(operations)
+    chosen: set[str] = set()
+
+    def news(name: str) -> int:
+        return sum(count < 2 and bool(one.parameters & masks[name]) for one, count in zip(operations, seen))
+
+    while len(chosen) < len(names):
+        best = max((name for name in names if name not in chosen), key=news)
+        if not news(best):
+            break
+        chosen.add(best)
+        seen = [count + bool(one.parameters & masks[best]) for one, count in zip(operations, seen)]
+    # And some that nothing asked for: a layer that is taken in elsewhere than the graph says would show there alone.
+    others = [name for name in names if name not in chosen]
+    chosen.update(others[:: max(1, len(others) // OTHERS)][:OTHERS])
+    return [name for name in names if name in chosen]
 
 
 class _OperationCheck:
     def __init__(self, problem: OpenProblem, batch: Batch, outputs: Tensor, operations: list[CurvedOperation]) -> None:
         self.problem, self.outputs = problem, outputs
-        self.generator = seeded_generator(problem.seed, 11)
-        weights = self._random(outputs)
+        self.generator = torch.Generator(outputs.device).manual_seed(problem.seed)
+        weights = normal_like(outputs.detach(), self.generator)
         self.scalar = (weights * outputs).sum()
         self.curved = CurvedBatch(batch, outputs, weights, operations)
         self.edges: list[Edge] = list(dict.fromkeys(edge for one in operations for edge in one.inputs))
-
-    def _random(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.generator).to(like)
 
     def agreeing(self, names: list[str]) -> list[str]:
         """Return the layers whose second derivatives agree; the graphs of all are made once."""
@@ -64,10 +100,11 @@ class _OperationCheck:
         pulled = dict(zip(map(id, leaves), back))
         verdicts = []
         for own in tensors.values():
-            direction = [self._random(tensor) for tensor in own]
+            direction = [normal_like(tensor.detach(), self.generator) for tensor in own]
             bend = _along([gradient[id(t)] for t in own], own, direction)
             parts = self._parts([pulled[id(t)] for t in own], cotangents, direction)
-            gap = (sum((b * d).double().sum() for b, d in zip(bend, direction)) - parts.sum()).abs()
+            bends = [(b * d).double().sum() for b, d in zip(bend, direction) if b is not None]
+            gap = (sum(bends, -parts.sum())).abs()
             verdicts.append(gap <= TOLERANCE[self.outputs.dtype] * parts.abs().sum())
         return [name for name, right in zip(tensors, torch.stack(verdicts).tolist()) if right]
 
@@ -79,22 +116,25 @@ class _OperationCheck:
         found = []
         for operation, curvature in zip(self.curved.operations, self.curved.curvatures):
             own = [tangents[edge] for edge in operation.inputs]
-            terms = [(t.double() * m.double()).sum() for t, m in zip(own, curvature.product(own))]
+            if all(tangent is None for tangent in own):
+                continue  # it does not lie above this layer
+            shapes = (nodes.shape_of(*edge) for edge in operation.inputs)
+            filled = [self.outputs.new_zeros(shape) if t is None else t for t, shape in zip(own, shapes)]
+            terms = [(t.double() * m.double()).sum() for t, m in zip(filled, curvature.product(filled))]
             found.append(torch.stack(terms).sum())
-        return torch.stack(found)
+        return torch.stack(found) if found else self.outputs.new_zeros(1, dtype=torch.float64)
 
 
-def _along(values: list[Tensor], inputs: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
-    """Return the derivative of values·direction in the inputs, without a graph."""
+def _along(values: list[Tensor], inputs: list[Tensor], direction: list[Tensor]) -> list[Tensor | None]:
+    """Return the derivative of values·direction in the inputs, without a graph; None where there is none."""
     dependent = [(value, part) for value, part in zip(values, direction) if value.requires_grad]
     if not dependent:
-        return [torch.zeros_like(tensor) for tensor in inputs]
+        return [None] * len(inputs)
     found = torch.autograd.grad(
         [value for value, _ in dependent],
         inputs,
         [part for _, part in dependent],
         retain_graph=True,
         allow_unused=True,
-        materialize_grads=True,
     )
-    return [part.detach() for part in found]
+    return [None if part is None else part.detach() for part in found]

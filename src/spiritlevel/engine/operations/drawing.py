@@ -34,7 +34,8 @@ class CurvedBatch:
     """The operations' second derivatives on one batch of outputs, weighted by a gradient at these (slope·outputs)."""
 
     def __init__(self, batch: Batch, outputs: Tensor, slope: Tensor, operations: Sequence[CurvedOperation]) -> None:
-        self.batch, self.dtype, self.operations = batch, outputs.dtype, operations
+        self.batch, self.operations = batch, operations
+        self.dtype, self.device = outputs.dtype, outputs.device
         ends = [GradientEdge(operation.node, 0) for operation in operations]
         gradients = torch.autograd.grad(outputs, ends, slope, retain_graph=True) if ends else []
         self.curvatures: list[LocalCurvature] = [
@@ -62,7 +63,7 @@ class CurvedBatch:
 
     def _signs(self, shape: torch.Size, seed: int, place: int, draws: range) -> Tensor:
         """Return signs (draws, *shape) that belong to the samples, where a dimension counts them, in any batch."""
-        indices, count = self.batch.indices, self.batch.count
+        indices, count = self.batch.indices.to(self.device), self.batch.count
         key = int(splitmix64(seed, torch.tensor(place)))
         signs = partial(index_signs, key, len(draws), first_draw=draws.start, dtype=self.dtype)
         if len(shape) and shape[0] % count == 0:

@@ -207,30 +207,36 @@ class Accumulators:
         self.sample_folds.add(folds)
 
     def _portions(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> Iterator[Portion]:
-        """Yield (a fold, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
+        """Yield (folds, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
         rules = self.rules
         names = [name for name in rules.covered if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names, rules.stages)
-        for fold, chosen in self._column_groups(factor, outputs, recorder):
+        for folds, chosen in self._column_groups(factor, outputs, recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
             for name, deltas in recorder.pull_back_all(outputs, columns, names, rules.stages).items():
                 parameters = recorder.layers[name].parameters
                 for local, gradients in from_deltas[name](deltas).items():
                     if local in parameters:
-                        yield slice(fold, fold + 1), signs, parameters[local], slice(0, batch.count), gradients
+                        yield folds, signs, parameters[local], slice(0, batch.count), gradients
             if rules.fallback.names:
                 for part, found in rules.fallback.gradients(batch, outputs, columns):
                     for full, values in found.items():
-                        yield slice(fold, fold + 1), signs, full, part, DirectGradients(values.detach())
+                        yield folds, signs, full, part, DirectGradients(values.detach())
 
-    def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[int, list[int]]]:
-        """Yield columns of one fold that are pulled back together, as many as the memory for their gradients allows."""
+    def _column_groups(self, factor: Factor, outputs: Tensor, recorder: Recorder) -> Iterator[tuple[slice, list[int]]]:
+        """Yield folds, and columns that are pulled back together, as many as the memory for their gradients allows."""
         width = max(1, self.column_numbers // max(recorder.numbers + outputs.numel(), 1))
         per_draw = len(factor.columns) // factor.draws
+        if self.folds == factor.draws and width >= per_draw:  # whole draws lie side by side
+            step = width // per_draw
+            for first in range(0, self.folds, step):
+                folds = slice(first, min(first + step, self.folds))
+                yield folds, list(range(folds.start * per_draw, folds.stop * per_draw))
+            return
         for fold in range(self.folds):
             own = [k for k in range(len(factor.columns)) if (k // per_draw) % self.folds == fold]
             for start in range(0, len(own), width):
-                yield fold, own[start : start + width]
+                yield slice(fold, fold + 1), own[start : start + width]
 
     def _add(
         self,

@@ -8,12 +8,13 @@ batch is looked at, unless nothing among the recorded operations could ever be c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spiritlevel.engine.estimators.probes import normal_like
 from spiritlevel.engine.operators.derivative_check import path_of, require_true_gradient
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.piecewise import linear_by_nature
@@ -70,14 +71,28 @@ class Linearity:
         # A max-pooling and a ReLU in between, recognised as torch's own, are linear on every piece.
         edges = {name: recorder.stops[name] for name in from_output}
         # All outputs at once: a piecewise-linear network is piecewise linear in all of them jointly.
-        if edges and self._is_curved(scalar, [edge for group in edges.values() for edge in group]):
+        if self._any_is_curved(scalar, edges):
+            # What is curved on a few samples is curved; only the others are looked at on all of them.
+            left = edges if few is None or few[0] is outputs else self._straight_on_few(few, from_output, edges)
+            together = len(left) < len(edges) and not self._any_is_curved(scalar, left)
             for name in from_output:
-                self.exact[name] = not self._is_curved(scalar, edges[name])
+                self.exact[name] = name in left and (together or not self._is_curved(scalar, edges[name]))
         for name in open_layers:
             if name not in edges:
                 own = self.problem.layers[name].parameters.values()
                 tensors = [self.problem.chosen_parameters[full] for full in own]
                 self.exact[name] = not self._is_curved(scalar, tensors)
+
+    def _any_is_curved(self, scalar: Tensor, edges: Mapping[str, list[Any]]) -> bool:
+        return bool(edges) and self._is_curved(scalar, [edge for group in edges.values() for edge in group])
+
+    def _straight_on_few(
+        self, few: tuple[Tensor, Recorder, Graph], names: list[str], edges: Mapping[str, list[Any]]
+    ) -> dict[str, list[Any]]:
+        """Return the edges of the layers that show no curvature on a few samples."""
+        outputs, recorder, _ = few
+        scalar = (normal_like(outputs.detach(), torch.Generator(outputs.device).manual_seed(0)) * outputs).sum()
+        return {name: edges[name] for name in names if not self._is_curved(scalar, recorder.stops.get(name, []))}
 
     def finish(self) -> None:
         """End the sweep.  A GPU makes one check of many small steps only now, beside what it still works on."""

@@ -110,7 +110,8 @@ class OperationSampling:
                 few, some, own = batch, outputs, graph
             try:
                 found, candidates = self._find(own, list(self.rules))
-                agreed = agreeing_layers(self.problem, few, some, found.operations, candidates)
+                bits = self._bits(candidates)
+                agreed = agreeing_layers(self.problem, few, some, found.operations, candidates, bits)
             except (RuntimeError, NotImplementedError) as error:  # an operation without a second derivative
                 if isinstance(error, torch.OutOfMemoryError):
                     raise

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spiritlevel.engine.estimators.probes import normal_like
 from spiritlevel.engine.layers.sample_gradients import SampleGradients
 from spiritlevel.engine.passes.fallback import Fallback
 from spiritlevel.engine.passes.graph import Graph, look_at
@@ -185,9 +186,9 @@ def _agreeing_layers(
     layout, a reshape), where coefficients meet other samples' gradients.
     """
     count = len(outputs)
-    generator = torch.Generator().manual_seed(problem.seed)
-    cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
-    coefficients = torch.randn(count, generator=generator).to(outputs)
+    generator = torch.Generator(outputs.device).manual_seed(problem.seed)
+    cotangent = normal_like(outputs.detach(), generator)
+    coefficients = normal_like(outputs.detach().new_empty(count), generator)
     weighted = cotangent * coefficients.reshape(-1, *([1] * (outputs.ndim - 1)))
     leaves = dict(problem.chosen_parameters)
     own_outputs = outputs
