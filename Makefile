@@ -26,8 +26,8 @@ demo: $(STAMP)
 	$(BIN)/spiritlevel demo
 
 lint: $(TESTS)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/lint-imports --no-logo
 
 types: $(TESTS)
@@ -37,7 +37,7 @@ test: lint types
 	$(THREADS) $(BIN)/python -m pytest -n 2
 
 test-all: $(TESTS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,hf]"
 	$(THREADS) $(BIN)/python -m pytest -n 2 -m slow
 
 # The peers get their own environment.  BackPACK and PyHessian ask for torchvision, which they do not need here.

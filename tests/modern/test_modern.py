@@ -16,7 +16,7 @@ from tests.modern.zoo import NETWORKS
 
 SAMPLES = 24
 # Their convolutions and scans make writing out the Hessian, or thousands of products, take many seconds.
-HEAVY = {"convnext", "swin", "efficientnet", "unet", "t5", "rwkv", "mamba"}
+HEAVY = {"swin", "efficientnet", "unet", "t5", "rwkv", "mamba", "mixture_of_experts"}
 # Largest |z| among some twenty layers, or of a trace sampled with few draws, which go further than one normal number.
 AMONG_MANY = 4.5
 

@@ -198,8 +198,7 @@ class Blocks:
         draws = 0 if self._remainder is None else self._remainder.most_draws
         spent = f" after {draws} draws" if draws else ""
         shortfall = f"the standard error is above {self.tolerance:.0%} of the value{spent}"
-        reason = "; ".join(part for part in (shortfall, estimate.reason) if part)
-        return replace(estimate, status="budget_spent", reason=reason)
+        return replace(estimate, status="budget_spent", reason="; ".join(filter(None, (shortfall, estimate.reason))))
 
     def judged_result(self, result: Result) -> Result:
         """Return a measure's result with every value judged by its own error."""
@@ -281,8 +280,8 @@ class Blocks:
     def layer_trace(self, layer: str) -> Estimate:
         """Return the trace of one layer's block, all of its parameters together."""
         found = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
-        known = found.how == "exact" and self.sums is not None
-        return replace(found, stderr_data=self.sums.layer_stderr[layer]) if known and self.sums else found
+        exact = self.sums is not None and found.how == "exact"
+        return replace(found, stderr_data=self.sums.layer_stderr[layer]) if self.sums and exact else found
 
     def weight_trace(self, layer: str) -> Estimate:
         """Return the trace of the block of one weight matrix, by its name in ``problem.weights``."""

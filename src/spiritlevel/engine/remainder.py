@@ -63,14 +63,19 @@ class Remainder:
         budget: float,
     ) -> None:
         self.problem, self.budget, self.spent = problem, budget, 0.0
+        self.names, self.wants, self.seed = names, wants, seed
         self.operations = OperationSampling(problem, rules, wants, seed)
+        self.others = self._by_probes()
+
+    def _by_probes(self) -> ParameterSampling:
+        """Return the sampling of the parameters that do not go by the operations."""
         by_operations = set(self.operations.names)
-        self.others = ParameterSampling(
-            problem,
-            [name for name in names if name not in by_operations],
-            wants=wants,
-            seed=seed,
-            of="hessian" if problem.survey.coupled else "remainder",
+        return ParameterSampling(
+            self.problem,
+            [name for name in self.names if name not in by_operations],
+            wants=self.wants,
+            seed=self.seed,
+            of="hessian" if self.problem.survey.coupled else "remainder",
         )
 
     def form(self, kind: Kind) -> SampledForm | None:
@@ -109,9 +114,12 @@ class Remainder:
         while left > 0:
             # No sweep of a single draw: it would say nothing of its error.
             count = left if left <= TOGETHER else min(TOGETHER, left - 2) if left - TOGETHER == 1 else TOGETHER
+            before = self.operations.names
             self.operations.more(count)
             self.spent += DRAW_COST * count
             left -= count
+            if self.operations.names != before:  # a batch of another kind was met, and all draws were given up
+                self.others = self._by_probes()
 
     def _share_of_others(self, kind: Kind) -> float:
         """Return how much of a form's variance comes from probes of parameters."""

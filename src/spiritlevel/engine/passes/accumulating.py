@@ -187,7 +187,7 @@ class Accumulators:
         if self.spread is not None:
             self.spread.begin(batch.count, self.folds)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
-        alike = alike and not self.wants and self.mean is None
+        alike = alike and self.folds == 1 and not self.wants and self.mean is None
         for some, signs, full, part, gradients in portions:
             own = signs[: 1 if alike else None, part].double()
             # Each fold is an estimate of its own, from its share of the draws.

@@ -1,0 +1,67 @@
+"""Small networks of curved operations, each as real code writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Curve = Callable[[Tensor], Tensor]
+
+
+class Between(nn.Module):
+    """A curved operation between linear layers, over three positions of four numbers."""
+
+    def __init__(self, curve: Curve, extra: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.curve, self.extra = curve, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.curve(self.first(x))
+        x = x if self.extra is None else self.extra(x)
+        return self.head(torch.tanh(self.second(x)).mean(1))
+
+
+def written_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
+
+
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def attention(x: Tensor) -> Tensor:
+    scores = x @ x.transpose(1, 2)
+    return scores.softmax(-1) @ x
+
+
+def shared_part(x: Tensor) -> Tensor:
+    inner = torch.tanh(x)
+    return inner * x + inner.flip(1)  # a part of an entrywise function that is used elsewhere too
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": lambda: Between(F.gelu),
+    "silu gate": lambda: Between(lambda x: F.silu(x) * x.flip(-1)),
+    "written gelu": lambda: Between(written_gelu),
+    "shared part": lambda: Between(shared_part),
+    "attention": lambda: Between(attention),
+    "log softmax": lambda: Between(lambda x: x.log_softmax(-1)),
+    "layer norm": lambda: Between(lambda x: x, nn.LayerNorm(4, eps=0.1)),
+    "group norm": lambda: Between(lambda x: x, nn.GroupNorm(3, 3, eps=0.1)),
+    "rms written out": lambda: Between(rms),
+    "quotient": lambda: Between(lambda x: x / (1 + x.abs().sum(-1, keepdim=True))),
+    "normalised": lambda: Between(lambda x: F.normalize(x, dim=-1)),
+    "standard deviation": lambda: Between(lambda x: x / x.std(-1, keepdim=True)),
+    "logsumexp": lambda: Between(lambda x: x - x.logsumexp(-1, keepdim=True)),
+    "piecewise": lambda: Between(lambda x: x.relu() + F.hardtanh(x)),
+}
+
+
+def data(count: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(count, 3, 3, generator=generator).double(), torch.arange(count) % 2
