@@ -169,7 +169,10 @@ def _kind(node: Any, place: int, samples: int) -> str:
         return "use" if indices.ndim > 1 and len(indices) == samples else "carrier"
     if name in (nodes.ADD, nodes.SUBTRACT, nodes.MULTIPLY):
         own = nodes.shape_of(*node.next_functions[place])
-        return "use" if any(counts) and len(own) <= len(shape) else ""
+        if any(counts) and len(own) <= len(shape):
+            return "use"
+        alone = sum(child is not None for child, _ in node.next_functions) == 1  # with a constant
+        return "carrier" if alone else ""
     if name == operations.LAYER_NORM:
         return "use" if place > 0 and any(counts) else ""
     if name == nodes.EXPAND:
