@@ -67,10 +67,10 @@ class Uses:
     def _of(self, use: Use, delta: Tensor) -> SampleGradients:
         name = nodes.name_of(use.node)
         if name == operations.EMBEDDING:
-            tokens = nodes.saved(use.node, "indices").reshape(self.samples, -1)
+            tokens = nodes.kept(use.node, "indices").reshape(self.samples, -1)
             return IndexedGradients(tokens, self._rows(delta, self.parameter.shape[1]), self.parameter.shape)
         if name in operations.MATRIX_PRODUCTS and use.place == operations.MATRIX_PRODUCTS[name][1]:
-            factor = nodes.saved(use.node, "self" if name == nodes.MM else "mat1").detach()
+            factor = nodes.kept(use.node, "self" if name == nodes.MM else "mat1")
             rows = self._rows(delta, delta.shape[-1])
             inputs = self._rows(factor[None], factor.shape[-1])[0]
             turned = use.made[0]
@@ -82,7 +82,7 @@ class Uses:
         if name == operations.LAYER_NORM:
             return self._through(use, self._summed(use, delta * self._standardised(use) if use.place == 1 else delta))
         if name == nodes.MULTIPLY:
-            other = nodes.saved(use.node, "other" if use.place == 0 else "self").detach()
+            other = nodes.kept(use.node, "other" if use.place == 0 else "self")
             delta = delta * other
         elif name == nodes.SUBTRACT and use.place == 1:
             delta = -delta
@@ -97,7 +97,7 @@ class Uses:
 
     def _standardised(self, use: Use) -> Tensor:
         """Return what a layer normalisation multiplies with its weight."""
-        inputs, mean, inverse = (nodes.saved(use.node, name).detach() for name in ("input", "result1", "result2"))
+        inputs, mean, inverse = (nodes.kept(use.node, name) for name in ("input", "result1", "result2"))
         found: Tensor = (inputs - mean) * inverse
         return found
 

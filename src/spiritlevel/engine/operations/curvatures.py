@@ -64,7 +64,7 @@ def product_curvature(shapes: Sequence[tuple[int, ...]], gradient: Tensor) -> Lo
 
 def quotient_curvature(node: Any, shapes: Sequence[tuple[int, ...]], gradient: Tensor) -> LocalCurvature:
     """A quotient a/b: M = [[0, -g/b²], [-g/b², 2ga/b³]]."""
-    over, under = nodes.saved(node, "self").detach(), nodes.saved(node, "other").detach()
+    over, under = nodes.kept(node, "self"), nodes.kept(node, "other")
     mixed = -gradient / under.square()
     return TwoByTwo(mixed, -2 * mixed * over / under, (torch.Size(shapes[0]), torch.Size(shapes[1])))
 
@@ -76,7 +76,7 @@ def matrix_product_curvature(shapes: Sequence[tuple[int, ...]], gradient: Tensor
 
 def softmax_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
     """p = softmax(z): M = Σ_c d_c (e_c - p)(e_c - p)ᵀ with d = p (g - gᵀp), whose sum is 0."""
-    shares = nodes.saved(node, "result").detach()
+    shares = nodes.kept(node, "result")
     dim = _dimension(node, shares)
     about = gradient - (shares * gradient).sum(dim, keepdim=True)
     return WeightedSpread(shares * about, shares, dim)
@@ -84,34 +84,32 @@ def softmax_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
 
 def log_softmax_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
     """log p: M = -(Σ_c g_c)(diag(p) - ppᵀ), and diag(p) - ppᵀ = Σ_c p_c (e_c - p)(e_c - p)ᵀ."""
-    shares = nodes.saved(node, "result").detach().exp()
+    shares = nodes.kept(node, "result").exp()
     dim = _dimension(node, shares)
     return WeightedSpread(-gradient.sum(dim, keepdim=True) * shares, shares, dim)
 
 
 def _dimension(node: Any, like: Tensor) -> int:
-    dim = int(nodes.saved(node, "dim"))
+    dim = int(nodes.kept(node, "dim"))
     return dim - 2**64 if dim >= like.ndim else dim  # torch keeps a negative number as a large one
 
 
 def layer_norm_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
     """(x - mean)/σ γ + β over the last dimensions."""
-    inputs = nodes.saved(node, "input").detach()
+    inputs = nodes.kept(node, "input")
     weight = nodes.saved(node, "weight")
-    dims = tuple(range(-len(nodes.saved(node, "normalized_shape")), 0))
+    dims = tuple(range(-len(nodes.kept(node, "normalized_shape")), 0))
     seen = gradient if weight is None else gradient * weight.detach()
-    return _normalised(
-        inputs - nodes.saved(node, "result1").detach(), nodes.saved(node, "result2").detach(), seen, dims
-    )
+    return _normalised(inputs - nodes.kept(node, "result1"), nodes.kept(node, "result2"), seen, dims)
 
 
 def group_norm_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
     """The same over groups of channels."""
-    inputs, weight = nodes.saved(node, "input").detach(), nodes.saved(node, "weight")
-    mean, inverse = nodes.saved(node, "result1").detach(), nodes.saved(node, "result2").detach()
+    inputs, weight = nodes.kept(node, "input"), nodes.saved(node, "weight")
+    mean, inverse = nodes.kept(node, "result1"), nodes.kept(node, "result2")
     channels = [1, -1] + [1] * (inputs.ndim - 2)
     seen = gradient if weight is None else gradient * weight.detach().reshape(channels)
-    groups = (len(inputs), int(nodes.saved(node, "group")), -1)
+    groups = (len(inputs), int(nodes.kept(node, "group")), -1)
     statistics = [part.reshape(*groups[:2], 1) for part in (mean, inverse)]
     part = _normalised(inputs.reshape(groups) - statistics[0], statistics[1], seen.reshape(groups), (-1,))
     return Reshaped(part, groups, inputs.shape)

@@ -74,6 +74,14 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, _SAVED + name, None)
 
 
+def kept(node: Any, name: str) -> Any:
+    """Return what a node keeps by that name, a tensor without its graph; RuntimeError where it keeps nothing so."""
+    found = saved(node, name)
+    if found is None:
+        raise RuntimeError(f"{name_of(node)} keeps nothing by the name {name}")
+    return found.detach() if isinstance(found, torch.Tensor) else found
+
+
 def shape_of(node: Any, place: int) -> tuple[int, ...]:
     """Return the shape of one of the results a node gave, an empty one where torch does not tell."""
     results = getattr(node, _SHAPES, None)
