@@ -24,6 +24,7 @@ from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Statu
 
 TOLERANCE = 0.05
 BUDGET = 100.0  # gradients' worth of sampling
+OTHER_SIDE = "other_side"  # of a bound, among its details: a value that errs the other way on average
 SAMPLE_PROBES = 32
 
 
@@ -104,9 +105,11 @@ class Blocks:
         if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return False
         allowed = self.tolerance * abs(estimate.value)
-        if estimate.stderr <= max(allowed, NEGLIGIBLE):
+        other = estimate.details.get(OTHER_SIDE, estimate.value)
+        error = max(estimate.stderr, abs(estimate.value - other) / 2)
+        if error <= max(allowed, NEGLIGIBLE):
             return False
-        ratio = (estimate.stderr / allowed) ** 2 if allowed > 0 else math.inf
+        ratio = (error / allowed) ** 2 if allowed > 0 else math.inf
         share = self._share_of_sketch()
         sketched = share > IGNORED and self._sketch_more(ratio)
         sampled = share < 1 - IGNORED and bool(asked) and self.remainder.improve(ratio, asked)
@@ -124,9 +127,8 @@ class Blocks:
     def _sketch_more(self, ratio: float) -> bool:
         """Add draws of the sketch, one sweep after another, as many as the error asks for and may be spent."""
         assert self.sums is not None
-        assert self.sums.sample_folds is not None
-        wanted = math.ceil(len(self.sums.sample_folds) * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
-        cost = DRAW_COST / 2 * self.sums.columns / len(self.sums.sample_folds) * SKETCH_DRAWS
+        wanted = math.ceil(self.sums.draws * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
+        cost = DRAW_COST / 2 * self.sums.columns / self.sums.draws * SKETCH_DRAWS
         sweeps = min(wanted, int((self.budget - self.sketching) / cost))
         self._sketch_sweeps(sweeps)
         self.sketching += cost * sweeps
@@ -135,10 +137,8 @@ class Blocks:
     def _sketch_sweeps(self, sweeps: int) -> None:
         assert self.sums is not None
         for _ in range(sweeps):
-            assert self.sums.sample_folds is not None
-            columns_of = partial(gauss_newton_columns, first_draw=len(self.sums.sample_folds))
-            wants = self.sums.wants
-            more = curvature_sweep(self.problem, wants, columns_of=columns_of, verify=False, seed=self.seed)
+            columns_of = partial(gauss_newton_columns, first_draw=self.sums.draws)
+            more = curvature_sweep(self.problem, self.sums.wants, columns_of=columns_of, verify=False, seed=self.seed)
             assert more is not None
             self.sums.extend(more)
 
@@ -249,9 +249,8 @@ class Blocks:
         """Return the standard error of a sum over one parameter, one layer or all, where the columns were sketched."""
         if self.sums is None or self.sums.exact_columns:
             return 0.0
-        spread, folds = self.sums.spread, self.sums.sample_folds
+        spread = self.sums.spread
         assert spread is not None
-        assert folds is not None
         if len(names) == 1:
             form = "trace" if kind == "entries" else kind
             variance = spread.parameters.get((form, names[0]), torch.zeros(()))
@@ -259,7 +258,7 @@ class Blocks:
             variance = spread.network
         else:
             variance = spread.layers[self._layer_of(names[0])]
-        return math.sqrt(float(variance) / len(folds))
+        return math.sqrt(float(variance) / self.sums.draws)
 
     def ggn_trace(self) -> Estimate:
         """Return the trace of the Gauss–Newton matrix."""
@@ -377,8 +376,8 @@ class Blocks:
         """Return the Hessian trace of each sample's own loss, in data order."""
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
-        if self.sums.sample_folds is not None and len(self.sums.sample_folds) < probes:
-            self._sketch_sweeps(math.ceil((probes - len(self.sums.sample_folds)) / SKETCH_DRAWS))
+        if not self.sums.exact_columns and self.sums.draws < probes:
+            self._sketch_sweeps(math.ceil((probes - self.sums.draws) / SKETCH_DRAWS))
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)

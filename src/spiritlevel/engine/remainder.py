@@ -19,7 +19,7 @@ from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
-DRAW_COST, PROBE_COST = 1.4, 4.0
+DRAW_COST, PROBE_COST = 1.4, 2.6
 # Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
 FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
 TOGETHER = 8  # draws that share one sweep
@@ -63,6 +63,7 @@ class Remainder:
         budget: float,
     ) -> None:
         self.problem, self.budget, self.spent = problem, budget, 0.0
+        self.first_looks = 0.0  # of it, spent before anybody looked at errors
         self.names, self.wants, self.seed = names, wants, seed
         self.operations = OperationSampling(problem, rules, wants, seed)
         self.others = self._by_probes()
@@ -83,11 +84,14 @@ class Remainder:
         found = []
         if self.operations.rules:
             if not self.operations.draws:
+                before = self.spent
                 self._draw(FIRST_DRAWS_OF_PARTS if self.operations.wants else FIRST_DRAWS)
+                self.first_looks += self.spent - before
             found.append(self.operations.form(kind))
         before = self._probes
         by_probes = self.others.form(kind)
         self.spent += PROBE_COST * (self._probes - before)
+        self.first_looks += PROBE_COST * (self._probes - before)
         if by_probes is not None:
             found.append(by_probes)
         return _together(found)
@@ -121,6 +125,10 @@ class Remainder:
             if self.operations.names != before:  # a batch of another kind was met, and all draws were given up
                 self.others = self._by_probes()
 
+    def _room(self) -> float:
+        """Return what may still be spent; first looks leave half of the budget for what turns out to need it."""
+        return self.budget - self.spent + max(0.0, self.first_looks - self.budget / 2)
+
     def _share_of_others(self, kind: Kind) -> float:
         """Return how much of a form's variance comes from probes of parameters."""
         own = self.others.forms.get(kind)
@@ -130,7 +138,7 @@ class Remainder:
 
     def improve(self, ratio: float, kinds: Collection[Kind]) -> bool:
         """Sample so much more that variances fall by ``ratio``, or as much of it as may be spent; False for nothing."""
-        room = self.budget - self.spent
+        room = self._room()
         growth = min(ratio * 1.1, GROWTH) - 1
         drawn = False
         shares = {kind: self._share_of_others(kind) for kind in kinds}
@@ -146,7 +154,7 @@ class Remainder:
                 self.spent += PROBE_COST * (self._probes - before)
                 drawn = True
         if self.operations.draws and any(share < 1 - IGNORED for share in shares.values()):
-            room = self.budget - self.spent
+            room = self._room()
             count = min(math.ceil(growth * self.operations.draws), int(room / DRAW_COST))
             if count >= 2:
                 self._draw(count)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.blocks import OTHER_SIDE, Blocks
 from spiritlevel.engine.estimators.balancing import Balance, balance, balance_icml
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -50,6 +50,7 @@ def matrix_normalized_sharpness(
     """Sharpness with one noise scale for each weight matrix, chosen best: unchanged by rescaling whole layers."""
     layers: dict[str, Estimate] = {}
     negative_entries, worst = 0, None
+    other_side = 0.0
     for name, layer in problem.layers.items():
         value = variance = 0.0
         how: How = "exact"
@@ -70,6 +71,7 @@ def matrix_normalized_sharpness(
             else:
                 term, error, verified = float(clipped(h.value, clip).sum()), 0.0, verified and h.verified
             worst = h if h.status != "ok" else worst
+            other_side += math.sqrt(norm * max(float(clipped(h.value, clip).sum()), 0.0))
             if term < 0:
                 return Result(not_applicable(f"the diagonal over {full} sums to a negative number; use clip='zero'"))
             value += math.sqrt(norm * term)
@@ -79,7 +81,9 @@ def matrix_normalized_sharpness(
             if how == "estimated":
                 error = at_least_rounding(error, value, torch.finfo(problem.dtype).eps)
             layers[name] = Estimate(value, error, how=how, verified=verified)
-    return _summed(problem, layers, "matrix_normalized_sharpness", worst, {"negative_entries": negative_entries})
+    # Not clipping what the noise alone made positive is at most the value, clipping it is at least that, on average.
+    details = {"negative_entries": negative_entries, OTHER_SIDE: other_side}
+    return _summed(problem, layers, "matrix_normalized_sharpness", worst, details)
 
 
 def _cross_fitted_sum(h: TensorEstimate, clip: str) -> tuple[float, float]:
@@ -114,7 +118,9 @@ def normalized_sharpness(
 ) -> Result:
     """Sharpness with the best noise scale for each row and column of a weight: unchanged by rescaling neurons."""
     layers: dict[str, Estimate] = {}
-    details: dict[str, float] = {"negative_entries": 0, "largest_residual": 0.0, "lower": 0.0, "upper": 0.0}
+    details: dict[str, float] = {
+        "negative_entries": 0, "largest_residual": 0.0, "lower": 0.0, "upper": 0.0, OTHER_SIDE: 0.0,
+    }  # fmt: skip
     worst: TensorEstimate | None = None
     factor = math.sqrt(0.5 / lam)  # the minimum scales with the root of λ
     for name, full in problem.weights.items():
@@ -128,6 +134,9 @@ def normalized_sharpness(
         kept = as_matrix(module, clipped(h.value, clip), weight).sum(-1)
         if h.sampled and variant == "arxiv":
             layers[name] = _cross_fitted_minimum(h, squared, module, weight, clip).scaled(factor)
+            # Scales chosen by all draws and judged by the same ones are flattered by the noise.
+            flattered = sum(_with_finite_scales(*group).value for group in zip(kept, squared))
+            details[OTHER_SIDE] += factor * flattered
             continue
         value = 0.0
         for h_group, w_group in zip(kept, squared):
@@ -136,6 +145,7 @@ def normalized_sharpness(
             details["largest_residual"] = max(details["largest_residual"], float(solved.residual))
             details["lower"] += factor * 2 * float((w_group * h_group).sqrt().sum())
             details["upper"] += factor * 2 * math.sqrt(float(w_group.sum() * h_group.sum()))
+        details[OTHER_SIDE] += factor * value
         layers[name] = Estimate(
             factor * value,
             how="upper_bound" if h.sampled else "exact",

@@ -66,6 +66,8 @@ class CurvedBatch:
         indices, count = self.batch.indices.to(self.device), self.batch.count
         key = int(splitmix64(seed, torch.tensor(place)))
         signs = partial(index_signs, key, len(draws), first_draw=draws.start, dtype=self.dtype)
+        if not shape.numel():  # nothing was routed here
+            return torch.ones((len(draws), *shape), dtype=self.dtype, device=self.device)
         if len(shape) and shape[0] % count == 0:
             return signs(indices, shape.numel() // count).reshape(-1, *shape)
         if len(shape) > 1 and shape[1] == count:

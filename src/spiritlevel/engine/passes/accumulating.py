@@ -87,6 +87,11 @@ class CurvatureSums:
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
     spread: SampleSpread | None = None  # variances of one draw, where folds are draws
 
+    @property
+    def draws(self) -> int:
+        """How many draws of a sketch these are the sums of; 1 where nothing was sketched."""
+        return 1 if self.sample_folds is None else len(self.sample_folds)
+
     def extend(self, others: CurvatureSums) -> None:
         """Take in another sweep's draws of the same sketch."""
         assert self.sample_folds is not None
