@@ -163,7 +163,7 @@ class Remainder:
 
 
 def _variance(form: SampledForm) -> float:
-    return float(torch.stack([part.stderr.cpu().double().square() for part in form.sums.values()]).sum())
+    return sum(float(part.stderr) ** 2 for part in form.sums.values())
 
 
 def _together(forms: list[SampledForm]) -> SampledForm | None:

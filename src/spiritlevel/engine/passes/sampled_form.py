@@ -59,8 +59,13 @@ class Running:
 
     @property
     def stderr(self) -> Tensor:
-        """The standard error of the mean over probes."""
-        return (self.squares / max(self.count - 1, 1) / self.count).sqrt()
+        """The standard error of the mean over probes.
+
+        As large as what it is divided into has a mean square of 1 by: few draws know their own spread badly, and the
+        quotient is Student's, whose variance is f/(f - 2) with f degrees of freedom.
+        """
+        freedom = max(self.count - 1, 1)
+        return (self.squares / (freedom - 2 if freedom > 2 else freedom) / self.count).sqrt()
 
     @property
     def half_means(self) -> Tensor:
