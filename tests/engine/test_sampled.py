@@ -184,6 +184,8 @@ def bounds_hold(name: str, seeds: range) -> None:
     assert report["matrix_normalized_sharpness"].how in ("lower_bound", "exact")
     if len(seeds) >= 20:  # on average they are on the right side, to the error of that average
         for bound, excess in found.items():
+            if len(excess) < len(seeds) / 2:
+                continue  # mostly written out; of the few others no average tells anything
             values = torch.tensor(excess, dtype=torch.float64)
             slack = 3 * float(values.std()) / len(excess) ** 0.5
             assert float(values.mean()) <= slack + 1e-8 * truth[bound], bound
