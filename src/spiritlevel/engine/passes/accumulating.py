@@ -30,7 +30,8 @@ from spiritlevel.inputs.weight_matrices import WeightView
 # gradients of these columns there.
 Portion = tuple[slice, Tensor, str, slice, SampleGradients]
 WANTS = ("diagonal", "rows", "columns", "transposed", "mean")
-# Sketches of too many columns are kept in this many independent folds, whose spread is the standard error.
+# Sketches of too many columns are kept in this many independent folds; with a draw each, the spread of the draws within
+# every sample is the standard error of a sum.
 FOLDS = 8
 # Numbers held at once to form each sample's gradient of a layer applied at several positions: about what a processor's
 # cache holds, several times as fast as from memory.
