@@ -4,10 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTS  := $(VENV)/.installed-test
+SITE   := $(VENV)/.installed-docs
 # The tests run in two processes; one thread each keeps them from fighting over two cores.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all lint types docs bench clean
+.PHONY: demo test test-all lint types docs site bench clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -26,8 +27,8 @@ demo: $(STAMP)
 	$(BIN)/spiritlevel demo
 
 lint: $(TESTS)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/lint-imports --no-logo
 
 types: $(TESTS)
@@ -37,7 +38,7 @@ test: lint types
 	$(THREADS) $(BIN)/python -m pytest -n 2
 
 test-all: $(TESTS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,hf]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray,hf,docs]"
 	$(THREADS) $(BIN)/python -m pytest -n 2 -m slow
 
 # The peers get their own environment.  BackPACK and PyHessian ask for torchvision, which they do not need here.
@@ -58,5 +59,16 @@ bench: $(BENCHED)
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build
 
+# What is generated under docs/: the page of measures, and below each code block what it prints.  PAGES names pages alone.
+PAGES ?=
+
 docs: $(STAMP)
 	$(BIN)/python -m spiritlevel.measures.documenting docs/measures.md
+	$(BIN)/python docs/hooks/blocks.py $(PAGES)
+
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+site: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
