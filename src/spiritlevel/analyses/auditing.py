@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, as_problem, chosen_settings, measure
 from spiritlevel.analyses.trials import TRIALS, Change, rescalings
@@ -43,6 +44,7 @@ BOUND_SHARE = 0.1
 Strengths = Mapping[str, tuple[float, float]] | Sequence[str] | None
 
 
+@costed
 def audit(
     problem: Measurable | nn.Module,
     data: Any = None,

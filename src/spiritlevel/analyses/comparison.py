@@ -15,6 +15,7 @@ from torch import Tensor
 from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.comparable import Networks, declared_for, labelled, refuse_different, refuse_different_data
 from spiritlevel.analyses.contrasting import contrast
+from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.holding import Check, declared_holding
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
 from spiritlevel.analyses.reading import Finding, reading_of
@@ -35,6 +36,7 @@ BINS = 30
 FEWEST_FOR_CORRELATION = 4
 
 
+@costed
 def compare(
     networks: Networks | Iterable[str | os.PathLike[str] | Report],
     measures: Measures = "default",

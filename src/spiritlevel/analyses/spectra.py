@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import Literal
 
 import torch
@@ -66,6 +67,7 @@ def spectrum(
     """
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
+    started = time.perf_counter()
     problem = open_problem(problem)
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     plan = plan_spectrum(matrix, operator, probes, steps)
@@ -73,9 +75,10 @@ def spectrum(
         print(lines_for_terminal(str(plan)), file=sys.stderr, flush=True)
     with show_progress(problem, progress), problem.session():
         try:
-            return _SpectrumRun(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
+            found = _SpectrumRun(matrix, operator, plan, seed, tolerance, max(max_probes, probes)).result()
         finally:
             matrix.release()
+    return found.described(wall_time=time.perf_counter() - started)
 
 
 class _SpectrumRun:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from spiritlevel.inputs.process.fast_max_pool import fast_max_pool
 from spiritlevel.inputs.process.precision import autocast_kinds, full_float32, without_autocast
 from spiritlevel.inputs.process.random_state import kept_random_state
 from spiritlevel.inputs.process.scope import hold, process_scope
+from spiritlevel.inputs.spending import new_spent
 from spiritlevel.inputs.torch_internals.compiling import may_be_compiled
 from spiritlevel.inputs.watching import Watch
 from spiritlevel.values.errors import SpiritlevelError
@@ -58,7 +58,7 @@ class OpenProblem(ChosenParameters):
         self.chosen_parameters = given.chosen_parameters
         self.source: Source = given.source
         self.notes = list(given.notes)  # sentences for the report
-        self.spent: Counter[str] = Counter()  # sweeps over the data so far, by kind
+        self.spent = new_spent()  # sweeps over the data so far, by kind
         self.progress: ProgressHook | None = None
         self.known_survey: Survey | None = None  # until the first sweep
         self.watch = Watch()
@@ -200,6 +200,7 @@ class OpenProblem(ChosenParameters):
             start += count
             if self.progress is not None and what:
                 self.progress(what, start, total)
+        self.spent.samples = max(self.spent.samples, start)
         if self._doubts:
             differ = bool(torch.stack(self._doubts).any())
             self._doubts.clear()

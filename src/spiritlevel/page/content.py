@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from spiritlevel.results import Report
+from spiritlevel.results.cost import ResultCost
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.values.errors import UsageError
 
@@ -99,6 +100,22 @@ class PageContent:
     def measures(self) -> list[str]:
         """All measures, in the order of the reports."""
         return list(dict.fromkeys(name for report in self.reports.values() for name in report))
+
+    @property
+    def cost_of_whole(self) -> list[ResultCost]:
+        """What the comparison and the audits cost in all, where they were made and not only read from reports."""
+        return [each.cost for each in (self.comparison, *self.audits.values()) if each is not None and each.cost]
+
+    @property
+    def cost(self) -> ResultCost:
+        """What everything on the page cost; the report an audit or a comparison began with is part of it."""
+        counted = {id(audit.base) for audit in self.audits.values() if audit.cost is not None}
+        if self.comparison is not None and self.comparison.cost is not None:
+            counted |= {id(report) for report in self.reports.values()}
+        reports = [*self.reports.values(), *(audit.base for audit in self.audits.values())]
+        alone = {id(each): each.header.cost for each in reports if id(each) not in counted}
+        alone |= {id(each): each.header.cost for each in self.spectra.values()}
+        return ResultCost.of_all([*self.cost_of_whole, *alone.values()])
 
     @property
     def letters(self) -> dict[str, str]:

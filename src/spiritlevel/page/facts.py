@@ -43,23 +43,12 @@ def facts(content: PageContent) -> list[tuple[str, str]]:
         found.append(("test loss", joint.join(plain(test.get(label, {}).get("loss"), 3) for label in content.reports)))
     if any(report.gradient_norm is not None for report in reports):
         found.append(("‖gradient‖", joint.join(_gradient(report) for report in reports)))
-    cost = cost_words(content.reports.values())
+    cost = content.cost.words
     return [*found, ("cost", cost)] if cost else found
 
 
 def _gradient(report: Report) -> str:
     return plain(report.gradient_norm, 2) + (" (not at a minimum)" if report.header.at_minimum is False else "")
-
-
-def cost_words(reports: Iterable[Report]) -> str:
-    """Return passes over the data and seconds, summed over the networks."""
-    passes, seconds = 0.0, 0.0
-    for report in reports:
-        passes += sum((report.header.passes or {}).values())
-        seconds += report.header.wall_time or 0.0
-    if not passes and not seconds:
-        return ""
-    return f"{passes:,.0f} passes over the data" + (f", {seconds:,.1f} s" if seconds else "")
 
 
 def notes(content: PageContent) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from spiritlevel.results import Report, records
 from spiritlevel.results.base import ResultBase
+from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, plain
 from spiritlevel.results.wording import header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
@@ -126,6 +127,7 @@ class Audit(ResultBase):
     untraced: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     copied_from: str | None = None
+    cost: ResultCost | None = None  # of the whole audit; that of its first measurement alone is in the report's header
 
     @property
     def contradictions(self) -> list[str]:
@@ -245,6 +247,7 @@ class Audit(ResultBase):
             },
             "sweep": None if self.sweep is None else _sweep_record(self.sweep),
             "one_neuron": records.as_json(self.one_neuron),
+            "cost": None if self.cost is None else self.cost.record(),
         }
 
     @classmethod
@@ -263,6 +266,7 @@ class Audit(ResultBase):
             untraced=record["untraced"],
             refused=record["refused"],
             copied_from=record["copied_from"],
+            cost=read_cost(record.get("cost")),
         )
 
 

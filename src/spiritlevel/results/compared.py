@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from spiritlevel.results import Report, records
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.wording import Footnotes, data_words
@@ -86,6 +87,7 @@ class Comparison(ResultBase):
     margin_bins: list[float] = field(default_factory=list)
     margins: dict[str, Margins] = field(default_factory=dict)
     test: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cost: ResultCost | None = None  # of the whole comparison; a report's header has that of its own measurement
 
     @property
     def labels(self) -> list[str]:
@@ -201,6 +203,7 @@ class Comparison(ResultBase):
                 "networks": {label: records.as_json(asdict(margins)) for label, margins in self.margins.items()},
             },
             "test": records.as_json(self.test),
+            "cost": None if self.cost is None else self.cost.record(),
             "reports": {label: report.record() for label, report in self.reports.items()},
         }
 
@@ -216,6 +219,7 @@ class Comparison(ResultBase):
             margin_bins=record["margins"]["bins"],
             margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
             test=record["test"],
+            cost=read_cost(record.get("cost")),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from spiritlevel.results.cost import ResultCost
 from spiritlevel.results.records import as_json
 
 
@@ -65,6 +66,11 @@ class Header:
     def label(self) -> str:
         """What tells a result apart for a reader: its weights file, or the network's name."""
         return str(self.weights or self.model or "network")
+
+    @property
+    def cost(self) -> ResultCost:
+        """What the measurement cost."""
+        return ResultCost(self.wall_time, self.passes or {})
 
     def record(self) -> dict[str, Any]:
         """Return the header as plain JSON values: null for what nobody said, but nothing for what few ever say."""

@@ -29,7 +29,7 @@ def section(content: PageContent) -> Section | None:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
     if headers:
         rows = [
-            TableRow([Cell(key.replace("_", " ")), *(Cell(_text(getattr(header, key))) for header in headers.values())])
+            TableRow([Cell(_called(content, key)), *(Cell(_text(getattr(header, key))) for header in headers.values())])
             for key in _SHOWN
             if any(getattr(header, key) not in (None, "", (), {}) for header in headers.values())
         ]
@@ -38,6 +38,12 @@ def section(content: PageContent) -> Section | None:
     if not parts:
         return None
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
+
+
+def _called(content: PageContent, key: str) -> str:
+    """Return a setting in words; what one measurement cost is not what all of the page did."""
+    words = key.replace("_", " ")
+    return f"{words} of measuring it once" if key in ("passes", "wall_time") and content.cost_of_whole else words
 
 
 def headers_of(content: PageContent) -> dict[str, Header]:

@@ -1,0 +1,115 @@
+"""What an audit, a comparison and a spectrum say they cost: their own clock, and all passes made for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spiritlevel as sl
+from spiritlevel import page
+from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.spending import Spending
+from spiritlevel.page.facts import facts
+from spiritlevel.page.sections import settings
+
+
+def small_problem(seed: int, samples: int = 60) -> sl.Problem:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    return sl.Problem(model, (x, torch.arange(samples) % 3))
+
+
+@pytest.fixture
+def swept(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the samples that go through any network in a named sweep, wherever it is made."""
+    seen: Counter[str] = Counter()
+    whole = OpenProblem.batches
+
+    def counted(self: OpenProblem, what: str = "") -> Any:
+        for batch in whole(self, what):
+            seen["samples"] += batch.count
+            yield batch
+
+    monkeypatch.setattr(OpenProblem, "batches", counted)
+    return seen
+
+
+def questions(folder: Path) -> dict[str, Any]:
+    one, other = small_problem(0), small_problem(1)
+    found = {}
+    for name, ask in {
+        "audit": lambda: sl.audit(one, ["hessian_trace", "rho_sum"], strengths=["usual"], alphas=(10.0,)),
+        "comparison": lambda: sl.compare({"a": one, "b": other}, ["hessian_trace", "rho_sum"], groups=3),
+        "spectrum": lambda: sl.spectrum(one, probes=2, steps=5),
+    }.items():
+        start = time.perf_counter()
+        result = ask()
+        found[name] = (result, time.perf_counter() - start)
+        result.save(folder / f"{name}.json")
+    return found
+
+
+def test_the_cost_on_a_page_is_that_of_all_that_was_done(tmp_path: Path) -> None:
+    for name, (result, clock) in questions(tmp_path).items():
+        for found in (result, type(result).load(tmp_path / f"{name}.json")):
+            content = page.together([found])
+            cost = content.cost
+            assert cost.wall_time is not None
+            # The call's own clock: it runs around all measurements, and inside the one started here.
+            parts = [*content.reports.values(), *content.spectra.values()]
+            assert sum(part.header.wall_time for part in parts) <= cost.wall_time <= clock
+            said = dict(facts(content))["cost"]
+            assert said == f"{sum(cost.passes.values()):,.0f} passes over the data, {cost.wall_time:,.1f} s"
+
+
+def test_an_audit_costs_more_than_the_measurement_it_begins_with(tmp_path: Path) -> None:
+    found = questions(tmp_path)
+    audit, comparison = found["audit"][0], found["comparison"][0]
+    assert sum(audit.cost.passes.values()) > 2 * sum(audit.base.header.passes.values())
+    alone = sum(sum(report.header.passes.values()) for report in comparison.reports.values())
+    assert sum(comparison.cost.passes.values()) > alone
+
+
+def test_sweeps_over_a_part_of_the_data_are_a_part_of_a_pass(swept: Counter[str]) -> None:
+    problem = small_problem(0)
+    with Spending() as spending:
+        opened = OpenProblem(problem)
+        few = opened.on_every(6)
+        assert opened.survey.count == 60
+        assert few.survey.count == 10
+    assert spending.passes(60) == {"forward": pytest.approx(1 + 1 / 6)}
+    assert swept["samples"] == 70
+
+
+def test_questions_inside_a_question_are_counted_once() -> None:
+    problem = small_problem(0)
+    with Spending() as outer:
+        with Spending() as inner:
+            assert OpenProblem(problem).survey.count == 60
+        assert OpenProblem(problem).survey.count == 60
+    assert inner.passes(60) == {"forward": 1.0}
+    assert outer.passes(60) == {"forward": 2.0}
+
+
+def test_saved_reports_compared_cost_what_measuring_them_did() -> None:
+    reports = {label: sl.measure(small_problem(seed), "hessian_trace") for seed, label in enumerate("ab")}
+    found = sl.compare(reports)
+    assert found.cost is None
+    cost = page.of_comparison(found).cost
+    assert cost.wall_time == pytest.approx(sum(report.header.wall_time for report in reports.values()))
+    assert sum(cost.passes.values()) == sum(sum(report.header.passes.values()) for report in reports.values())
+
+
+def test_the_settings_do_not_call_the_first_measurement_the_whole(tmp_path: Path) -> None:
+    for name, (result, _) in questions(tmp_path).items():
+        rows = settings.section(page.together([result])).parts[-1].rows
+        called = [row.cells[0].text for row in rows if row.cells[0].text.startswith(("passes", "wall time"))]
+        once = "" if name == "spectrum" else " of measuring it once"
+        assert called == [f"passes{once}", f"wall time{once}"]
