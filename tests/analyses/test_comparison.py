@@ -171,8 +171,8 @@ def test_groups_of_samples_give_errors_to_measures_that_are_no_means(problems: d
     for name in names[2:]:
         with_error, without = grouped.rows[name].contrasts[0], alone.rows[name].contrasts[0]
         assert (with_error.over_samples, without.over_samples) == ("grouped", "none")
-        assert with_error.difference.value == without.difference.value
-        widths = [c.difference.high - c.difference.low for c in (with_error, without)]
+        assert with_error.interval.value == without.interval.value
+        widths = [c.interval.high - c.interval.low for c in (with_error, without)]
         assert widths[0] > 2 * widths[1]
     assert "Without an error over samples" in str(alone)
     assert grouped.rows["hessian_trace"] == alone.rows["hessian_trace"]

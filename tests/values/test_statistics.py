@@ -72,7 +72,7 @@ def test_ratio_is_left_out_where_a_sign_is_not_certain() -> None:
     around_zero, positive = rng.standard_normal(50), rng.random(50) + 1
     found = paired_intervals(around_zero, positive)
     assert found.log_ratio is None
-    assert found.difference.excludes_zero
+    assert found.difference.excludes(0.0)
     assert point(-1.0, 2.0).log_ratio is None
     both_negative = point(-1.0, -2.0).log_ratio
     assert both_negative is not None
@@ -112,8 +112,8 @@ def test_widening_adds_errors_in_quadrature_and_certificates_in_full() -> None:
     wider = Interval(1.0, 0.7, 1.4).widened(stderr=0.4 / 1.959963984540054, residual=0.1)
     assert wider.low == pytest.approx(1.0 - 0.5 - 0.1)
     assert wider.high == pytest.approx(1.0 + 0.4 * math.sqrt(2) + 0.1)
-    assert not Interval(0.0, 0.0, 0.0).excludes_zero
-    assert Interval(0.2, 0.1, 0.3).excludes_zero
+    assert not Interval(0.0, 0.0, 0.0).excludes(0.0)
+    assert Interval(0.2, 0.1, 0.3).excludes(0.0)
 
 
 @pytest.mark.parametrize("method", ["pearson", "spearman", "kendall"])

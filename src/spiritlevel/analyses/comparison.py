@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.comparable import Networks, declared_for, labelled, refuse_different, refuse_different_data
-from spiritlevel.analyses.contrasting import contrast
+from spiritlevel.analyses.contrasting import contrasts_of
 from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.holding import Check, declared_holding
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
@@ -27,7 +28,7 @@ from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.registry import select, words_of
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
-from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.contrasts import Contrast, largest_of
 from spiritlevel.results.numerals import plain
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation
@@ -115,7 +116,7 @@ def assemble(
     weights = next(iter(problems.values())).survey.weights if problems else None
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
     counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
-    findings = [_finding(row, measures.get(row.name), labels) for row in counted]
+    findings = [_finding(row, measures.get(row.name)) for row in counted]
     untrained, off_minimum = _untrained(reports), _off_minimum(reports)
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
@@ -161,61 +162,51 @@ def _row(
     settings = [report.settings.get(name, {}) for report in reports.values()]
     if any(each != settings[0] for each in settings):
         return ComparisonRow(
-            name, title, sharper_when, (), None, Holding("not_comparable", "measured with different settings")
+            name, title, sharper_when, (), Holding("not_comparable", "measured with different settings")
         )
-    contrasts = [
-        contrast(
+    present = tuple(
+        contrasts_of(
             name,
-            (a, reports[a]),
-            (b, reports[b]),
+            reports,
             sharper_when,
             statistic=own.statistic if own is not None else "mean",
             weights=weights,
-            groups=(by_group[a], by_group[b]) if by_group else None,
+            groups=by_group,
             seed=seed,
         )
-        for a, b in combinations(labels, 2)
-    ]
-    present = tuple(each for each in contrasts if each is not None)
-    if len(present) < len(contrasts):
-        return ComparisonRow(
-            name, title, sharper_when, present, None, Holding("not_comparable", "not measured for every network")
-        )
-    flattest = next((a for a in labels if _flatter_than_all(a, labels, present)), None)
+    )
+    row = ComparisonRow(name, title, sharper_when, present, Holding("undecided", "difference within its error"))
+    missing = [label for label in labels if all(label not in (each.first, each.second) for each in present)]
+    if missing and (len(labels) == 2 or len(missing) > len(labels) - 2):
+        return replace(row, holding=Holding("not_comparable", "not measured for every network"))
     if not sharper_when:
-        return ComparisonRow(
-            name, title, "", present, None, Holding("no_direction", "larger is neither flatter nor sharper")
-        )
+        return replace(row, holding=Holding("no_direction", "larger is neither flatter nor sharper"))
+    flattest = row.flattest
     if flattest is None:
-        tie = "difference within its error" if len(labels) == 2 else "no network is flatter than all others"
-        return ComparisonRow(name, title, sharper_when, present, None, Holding("undecided", tie))
+        decided = sum(each.decided for each in present)
+        if len(labels) > 2:
+            words = f"no single flattest: {decided} of {len(present)} pairs are told apart"
+            return replace(row, holding=Holding("undecided", words))
+        return row
     closest = _closest_rival(flattest, present)
     holding = declared_holding(own) if check is None or own is None else check.holding(own, (flattest, closest))
-    return ComparisonRow(name, title, sharper_when, present, flattest, holding)
-
-
-def _flatter_than_all(label: str, labels: list[str], contrasts: Sequence[Contrast]) -> bool:
-    return sum(each.flatter == label for each in contrasts) == len(labels) - 1
+    return replace(row, holding=holding)
 
 
 def _closest_rival(flattest: str, contrasts: Sequence[Contrast]) -> str:
     own = [each for each in contrasts if flattest in (each.first, each.second)]
-    nearest = min(own, key=lambda each: abs(each.difference.value))
+    nearest = min(own, key=lambda each: each.factor or abs(each.interval.value))
     return nearest.second if nearest.first == flattest else nearest.first
 
 
-def _finding(row: ComparisonRow, own: Measure | None, labels: Sequence[str]) -> Finding:
-    pair = row.between(labels[0], labels[1])
-    if len(labels) > 2 and row.flattest is not None:
-        rival = _closest_rival(row.flattest, row.contrasts)
-        pair = row.between(row.flattest, rival)
-    ratio = pair.ratio if pair is not None else None
+def _finding(row: ComparisonRow, own: Measure | None) -> Finding:
     reversal = row.holding.reversal
     return Finding(
         words=words_of(row.name, row.title) if own is None else own.words,
         flatter=row.flattest,
-        ratio=None if ratio is None else ratio.value,
-        ratio_ends=None if ratio is None else (ratio.low, ratio.high),
+        largest=largest_of(row.contrasts),
+        decided=sum(each.decided for each in row.contrasts),
+        pairs=len(row.contrasts),
         holds="" if row.flattest is None else row.holding.kind,
         checked=row.holding.checked,
         factor=None if reversal is None else reversal.factor,

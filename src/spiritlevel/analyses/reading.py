@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spiritlevel.results.numerals import at_least, plain
+from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.numerals import at_least
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,10 @@ class Finding:
     """What the sentences need of one measure: who is flatter by it, and whether a rescaling could say otherwise."""
 
     words: str  # the measure as it stands inside a sentence
-    flatter: str | None  # None where the difference is within its error
-    ratio: float | None = None
-    ratio_ends: tuple[float, float] | None = None
+    flatter: str | None  # the one that is flatter than all others, None where there is none
+    largest: Contrast | None = None  # of the pairs that are told apart, or where none is, of all
+    decided: int = 0  # pairs that are told apart
+    pairs: int = 1
     holds: str = ""  # invariant, scales_with_logits, reversible, changes, not_tried, or "" where undecided
     checked: bool = True  # by measuring on rescaled copies; otherwise only declared
     factor: float | None = None  # the rescaling that reverses it
@@ -39,7 +41,10 @@ def reading_of(
         first = "None of these measures says which network is flatter"
         return [f"{first}{_though(labels, not_at_minimum)}.", *([untrained] if untrained else [])]
     first = f"{_who_is_flatter(labels, findings)}{_though(labels, not_at_minimum)}."
-    return [first, untrained or _what_could_say_otherwise(labels, findings)]
+    otherwise, largest = _what_could_say_otherwise(findings), _largest_difference(findings)
+    if len(labels) == 2:
+        return [first, untrained or otherwise or largest]
+    return [first, *([untrained or otherwise] if untrained or otherwise else []), largest]
 
 
 def _though(labels: Sequence[str], not_at_minimum: Sequence[str]) -> str:
@@ -56,19 +61,37 @@ def _who_is_flatter(labels: Sequence[str], findings: Sequence[Finding]) -> str:
     count, undecided = len(findings), sum(finding.flatter is None for finding in findings)
     measures = "measure" if count == 1 else "measures"
     if not wins:
-        which = f"{labels[0]} and {labels[1]}" if len(labels) == 2 else f"the {len(labels)} networks"
-        every = (
-            "the difference is within its error" if count == 1 else f"all {count} differences are within their errors"
-        )
-        return f"No measure tells {which} apart: {every}"
+        return _no_flattest(labels, findings)
     (leader, most), *others = wins.most_common()
     rival = _rival(labels, leader)
     than = f"{leader} is flatter than {rival}" if len(labels) == 2 else f"{leader} is the flattest of {len(labels)}"
     whole = "the only measure" if count == 1 else f"all {count} measures"
     by = f"by {whole}" if most == count else f"by {most} of {count} {measures}"
     against = ", ".join(f"{label} by {number}" for label, number in others)
-    rest = (f", {against}" if against else "") + (f" ({undecided} undecided)" if undecided else "")
+    open_ = "undecided" if len(labels) == 2 else f"{'names' if undecided == 1 else 'name'} no single one"
+    rest = (f", {against}" if against else "") + (f" ({undecided} {open_})" if undecided else "")
     return f"{than} {by}{rest}; {_how_many_survive(leader, most, findings)}"
+
+
+def _no_flattest(labels: Sequence[str], findings: Sequence[Finding]) -> str:
+    """Say what is told apart where no measure has a network that is flatter than all others."""
+    count, decided = len(findings), sum(finding.decided for finding in findings)
+    pairs = sum(finding.pairs for finding in findings)
+    within = (
+        "the difference is within its error" if pairs == 1 else f"all {pairs:,} differences are within their errors"
+    )
+    if len(labels) == 2:
+        return f"No measure tells {labels[0]} and {labels[1]} apart: {within}"
+    if not decided:
+        return f"No measure tells any two of the {len(labels)} networks apart: {within}"
+    telling = sum(finding.decided > 0 for finding in findings)
+    some = (
+        "the only measure tells" if count == 1 else f"{telling} of {count} measures tell{'s' if telling == 1 else ''}"
+    )
+    return (
+        f"No measure names one network flatter than all {len(labels) - 1} others, but {some} some of them apart: "
+        f"{decided:,} of {pairs:,} differences {'is' if decided == 1 else 'are'} larger than their errors"
+    )
 
 
 def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> str:
@@ -91,7 +114,7 @@ def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> st
     return f"a rescaling of the weights that keeps the function changes {'it' if most == 1 else 'every one of them'}"
 
 
-def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]) -> str:
+def _what_could_say_otherwise(findings: Sequence[Finding]) -> str:
     reversed_by = [finding for finding in findings if finding.flatter is not None and finding.factor is not None]
     if reversed_by:
         # Those whose ordering looks clearest come first: they are what a reader would trust.
@@ -114,20 +137,25 @@ def _what_could_say_otherwise(labels: Sequence[str], findings: Sequence[Finding]
         names = " and ".join(finding.words for finding in changing[:2])
         verb = "changes" if len(changing) == 1 else "change"
         return f"{_capital(names)} {verb} when weights are rescaled, though no reversal was found here."
-    decided = [finding for finding in findings if finding.flatter is not None]
-    known = [finding for finding in (decided or findings) if finding.ratio is not None]
+    return ""
+
+
+def _largest_difference(findings: Sequence[Finding]) -> str:
+    """Say the largest ratio over all measures and pairs: of those that are told apart, where there are any."""
+    known = [finding for finding in findings if finding.largest is not None and finding.largest.factor > 0]
     if not known:
-        return "No ratio can be given, because a value may be of either sign."
-    largest = max(known, key=_clarity)
-    ends = largest.ratio_ends
-    interval = f" (95% interval {plain(ends[0], 3)} to {plain(ends[1], 3)})" if ends and ends[0] < ends[1] else ""
-    ratio = f"{labels[1]} ÷ {labels[0]} = " if len(labels) == 2 else "a ratio of "
-    return f"The largest difference is in {largest.words}: {ratio}{plain(largest.ratio, 3)}{interval}."
+        return "No ratio can be given, because a value may be zero or negative."
+    decided = [finding for finding in known if finding.largest is not None and finding.largest.decided]
+    finding = max(decided or known, key=_clarity)
+    assert finding.largest is not None
+    pair = finding.largest
+    value, _, interval = pair.words.partition(" (")
+    ratio = f"{pair.second} ÷ {pair.first} = {value}" + (f" (95% interval {interval}" if interval else "")
+    return f"The largest difference is in {finding.words}: {ratio}{'' if decided else ', within its error'}."
 
 
 def _clarity(finding: Finding) -> float:
-    ratio = finding.ratio
-    return 0.0 if ratio is None or ratio <= 0 else max(ratio, 1 / ratio)
+    return finding.largest.factor if finding.largest is not None else 0.0
 
 
 def _rival(labels: Sequence[str], leader: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from spiritlevel.results import Report, records
 from spiritlevel.results.base import ResultBase
-from spiritlevel.results.contrasts import Contrast
+from spiritlevel.results.contrasts import Contrast, contrast_words, flattest_of
 from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.wording import Footnotes, data_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.rich_tables import new_table
-from spiritlevel.values.statistics import Interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,12 +50,27 @@ class ComparisonRow:
     title: str
     sharper_when: str
     contrasts: tuple[Contrast, ...]  # every pair of networks, in their order
-    flattest: str | None
     holding: Holding
+
+    @property
+    def flattest(self) -> str | None:
+        """The network that is told apart from all others as flatter, None where there is none."""
+        return flattest_of(self.contrasts)
 
     def between(self, first: str, second: str) -> Contrast | None:
         """Return the contrast of a pair, in the order of the comparison."""
         return next((c for c in self.contrasts if {c.first, c.second} == {first, second}), None)
+
+    def record(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "sharper_when": self.sharper_when,
+            "contrasts": [contrast.record() for contrast in self.contrasts],
+            "flattest": self.flattest,
+            "holding": asdict(self.holding),
+        }
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class Comparison(ResultBase):
                 f"{value_text(report[name])} {footnotes.mark(report[name], label)}".rstrip()
                 for label, report in self.reports.items()
             ]
-            ratios = [ratio_words(row.between(labels[0], label)) for label in labels[1:]]
+            ratios = [contrast_words(row.between(labels[0], label)) for label in labels[1:]]
             cells = [*values, *ratios, row.flattest or MISSING, row.holding.words]
             table.add_row(title, *(Text(for_terminal(cell)) for cell in cells))
         below = [*footnotes.lines(), *self._legend()]
@@ -197,7 +210,7 @@ class Comparison(ResultBase):
             "headings": list(self.headings),
             "notes": list(self.notes),
             "agreement": records.as_json(self.agreement),
-            "rows": {name: records.as_json(asdict(row)) for name, row in self.rows.items()},
+            "rows": {name: records.as_json(row.record()) for name, row in self.rows.items()},
             "margins": {
                 "bins": records.as_json(self.margin_bins),
                 "networks": {label: records.as_json(asdict(margins)) for label, margins in self.margins.items()},
@@ -223,40 +236,13 @@ class Comparison(ResultBase):
         )
 
 
-def ratio_words(contrast: Contrast | None) -> str:
-    """Return a ratio with its interval, or the difference where the ratio has no meaning."""
-    if contrast is None:
-        return MISSING
-    shown, sign = contrast.ratio, ""
-    if shown is None:
-        shown, sign = contrast.difference, "Δ "
-    width = max(shown.high - shown.value, shown.value - shown.low)
-    if width <= 1e-3 * abs(shown.value):
-        return f"{sign}{plain(shown.value, 3)}"
-    return f"{sign}{plain(shown.value, 3)} ({plain(shown.low, 3)} to {plain(shown.high, 3)})"
-
-
-def _read_interval(entry: dict[str, float | None]) -> Interval:
-    return Interval(**{name: math.nan if end is None else end for name, end in entry.items()})
-
-
 def _read_row(entry: dict[str, Any]) -> ComparisonRow:
     holding = entry["holding"]
     return ComparisonRow(
         name=entry["name"],
         title=entry["title"],
         sharper_when=entry["sharper_when"],
-        contrasts=tuple(
-            Contrast(
-                **{
-                    **contrast,
-                    "difference": _read_interval(contrast["difference"]),
-                    "ratio": None if contrast["ratio"] is None else _read_interval(contrast["ratio"]),
-                }
-            )
-            for contrast in entry["contrasts"]
-        ),
-        flattest=entry["flattest"],
+        contrasts=tuple(Contrast.read(contrast, entry["sharper_when"]) for contrast in entry["contrasts"]),
         holding=Holding(
             **{
                 **holding,

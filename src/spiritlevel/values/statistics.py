@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,10 +93,14 @@ class Interval:
         above = math.hypot(self.high - self.value, NORMAL_95 * stderr) + residual
         return Interval(self.value, self.value - below, self.value + above)
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of 0."""
-        return self.low > 0 or self.high < 0
+    def excludes(self, point: float) -> bool:
+        """Whether the whole interval lies on one side of a point."""
+        return self.low > point or self.high < point
+
+    @classmethod
+    def read(cls, entry: dict[str, float | None]) -> Interval:
+        """Return the interval of a record; null stands for an end that is not finite."""
+        return cls(**{name: math.nan if end is None else end for name, end in entry.items()})
 
 
 @dataclass(frozen=True)
@@ -121,39 +125,68 @@ def paired_intervals(
     Samples are drawn with replacement together for both networks, so what makes a sample hard for both cancels
     (percentile bootstrap).  The ratio is None where either statistic changes its sign among the draws.
     """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    shares = np.ones_like(first) if weights is None else np.asarray(weights, dtype=np.float64)
-    if first.shape != second.shape or first.shape != shares.shape or first.ndim != 1:
-        raise UsageError(
-            f"paired values must be vectors of one length; found shapes {first.shape}, {second.shape} and weights "
-            f"{shares.shape}"
+    return Resampled([a, b], statistic, weights=weights, seed=seed).pair(0, 1)
+
+
+class Resampled:
+    """The statistic of several networks on the same samples, and on draws of them that all networks share."""
+
+    def __init__(
+        self,
+        values: Sequence[ArrayLike],
+        statistic: Statistic = mean,
+        *,
+        weights: ArrayLike | None = None,
+        seed: int = 0,
+    ) -> None:
+        rows = [np.asarray(each, dtype=np.float64) for each in values]
+        shares = np.ones_like(rows[0]) if weights is None else np.asarray(weights, dtype=np.float64)
+        if any(each.shape != shares.shape or each.ndim != 1 for each in rows):
+            found = ", ".join(str(each.shape) for each in rows[:3])
+            raise UsageError(
+                f"paired values must be vectors of one length; found shapes {found} and weights {shares.shape}"
+            )
+        stack = np.stack(rows)
+        counted = (shares > 0) & ~np.isnan(stack).any(0)
+        stack, shares = stack[:, counted], shares[counted]
+        if len(shares) < 2:
+            raise UsageError(f"an interval over samples needs at least 2 of them; found {len(shares)}")
+        self.values = [float(statistic(each[None], shares[None])[0]) for each in stack]
+        self.draws = _bootstrap(stack, shares, statistic, seed)  # (networks, draws)
+
+    def pair(self, first: int, second: int) -> PairedIntervals:
+        """Return the intervals of two of the networks."""
+        a, b = self.values[first], self.values[second]
+        all_a, all_b = self.draws[first], self.draws[second]
+        defined = np.isfinite(all_a) & np.isfinite(all_b)
+        all_a, all_b = all_a[defined], all_b[defined]
+        if not len(all_a):
+            raise UsageError("the statistic is not defined on any draw of these samples")
+        ratio = _log_ratio(a, b)
+        one_sign = bool((all_a * a > 0).all() and (all_b * b > 0).all())
+        return PairedIntervals(
+            _percentiles(b - a, all_b - all_a),
+            None if ratio is None or not one_sign else _percentiles(ratio, np.log(all_b / all_a)),
         )
-    counted = (shares > 0) & ~np.isnan(first) & ~np.isnan(second)
-    first, second, shares = first[counted], second[counted], shares[counted]
-    count = len(first)
-    if count < 2:
-        raise UsageError(f"an interval over samples needs at least 2 of them; found {count}")
-    value_a, value_b = (float(statistic(v[None], shares[None])[0]) for v in (first, second))
+
+
+def _bootstrap(stack: Vector, weights: Vector, statistic: Statistic, seed: int) -> Vector:
+    """Return the statistic of every network (K, N) on draws of the samples with replacement, the same for all."""
+    count = len(weights)
     draws = int(np.clip(NUMBERS_IN_ALL // count, FEWEST_DRAWS, MOST_DRAWS))
     at_once = max(1, min(draws, NUMBERS_AT_ONCE // count))
     generator = np.random.default_rng(seed)
-    drawn_a, drawn_b = [], []
+    found = []
     for start in range(0, draws, at_once):
         index = generator.integers(count, size=(min(at_once, draws - start), count))
-        weight = shares[index]
-        drawn_a.append(statistic(first[index], weight))
-        drawn_b.append(statistic(second[index], weight))
-    all_a, all_b = np.concatenate(drawn_a), np.concatenate(drawn_b)
-    defined = np.isfinite(all_a) & np.isfinite(all_b)
-    all_a, all_b = all_a[defined], all_b[defined]
-    if not len(all_a):
-        raise UsageError("the statistic is not defined on any draw of these samples")
-    ratio = _log_ratio(value_a, value_b)
-    one_sign = bool((all_a * value_a > 0).all() and (all_b * value_b > 0).all())
-    return PairedIntervals(
-        _percentiles(value_b - value_a, all_b - all_a),
-        None if ratio is None or not one_sign else _percentiles(ratio, np.log(all_b / all_a)),
-    )
+        if statistic is mean:  # how often each sample was drawn is all that a mean needs, for all networks at once
+            rows = np.arange(len(index))[:, None] * count
+            times = np.bincount((index + rows).ravel(), minlength=index.size).reshape(index.shape) * weights
+            found.append((times @ stack.T).T / times.sum(1))
+        else:
+            weight = weights[index]
+            found.append(np.stack([statistic(each[index], weight) for each in stack]))
+    return np.concatenate(found, 1)
 
 
 def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLike) -> PairedIntervals | None:

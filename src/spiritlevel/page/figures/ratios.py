@@ -39,7 +39,7 @@ def ratio_figure(
             continue
         for other in others:
             contrast = row.between(first, other)
-            if contrast is None or contrast.ratio is None or contrast.ratio.value <= 0 or contrast.ratio.low <= 0:
+            if contrast is None or contrast.ratio is None:
                 continue
             low, middle, high = contrast.ratio.low, contrast.ratio.value, contrast.ratio.high
             if row.sharper_when == "smaller":

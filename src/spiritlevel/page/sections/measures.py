@@ -9,6 +9,7 @@ from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow
+from spiritlevel.results.contrasts import contrast_words
 from spiritlevel.results.numerals import MISSING
 from spiritlevel.values.symmetries import SYMMETRIES
 
@@ -71,15 +72,14 @@ def _compared(content: PageContent, name: str) -> tuple[list[Cell], list[Cell]]:
     """Return the ratios, and who is flatter with whether that holds."""
     if content.comparison is None:
         return [], []
-    from spiritlevel.results.compared import ratio_words
-
     row = content.comparison.rows.get(name)
     first, *others = content.reports
     if row is None:
         return [Cell(MISSING) for _ in others], [Cell(MISSING), Cell("not in every report")]
     contrasts = [row.between(first, other) for other in others]
     ratios = [
-        Cell(ratio_words(c), value=c.ratio.value if c is not None and c.ratio is not None else None) for c in contrasts
+        Cell(contrast_words(c), value=c.ratio.value if c is not None and c.ratio is not None else None)
+        for c in contrasts
     ]
     return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
 
