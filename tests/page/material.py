@@ -71,8 +71,8 @@ def sampled_report(count: int, seed: int = 0) -> Report:
         "softmax_margin": np.tanh(margin / 2),
     }
     report = made_report(samples=count, samples_total=count)
-    report.per_sample.update({name: torch.from_numpy(values) for name, values in samples.items()})
-    return report
+    per_sample = {name: torch.from_numpy(values) for name, values in samples.items()}
+    return replace(report, per_sample=per_sample, sample_indices=torch.arange(count))
 
 
 def hostile_problem(seed: int = 0, samples: int = 200) -> Problem:

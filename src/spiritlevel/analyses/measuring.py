@@ -127,7 +127,7 @@ def measure(
     if interrupted:
         said = f"Interrupted after {len(results)} of {len(chosen)} measures."
         header = replace(header, notes=(*header.notes, said))
-    report = _assemble(results, chosen, values, header)
+    report = _assemble(results, chosen, values, header, target.source.indices_of(target.survey.count))
     if interrupted:
         raise MeasuringInterrupted(report)
     return report
@@ -180,7 +180,11 @@ def _as_result(measure: Measure, found: Any) -> Result:
 
 
 def _assemble(
-    results: dict[str, Result], chosen: list[Measure], settings: dict[str, dict[str, Any]], header: Header
+    results: dict[str, Result],
+    chosen: list[Measure],
+    settings: dict[str, dict[str, Any]],
+    header: Header,
+    indices: Tensor,
 ) -> Report:
     per_layer: dict[str, dict[str, Estimate]] = {}
     per_neuron: dict[str, dict[str, list[float]]] = {}
@@ -195,6 +199,7 @@ def _assemble(
         per_layer=per_layer,
         per_neuron=per_neuron,
         per_sample=per_sample,
+        sample_indices=indices if per_sample else None,
         header=header,
         settings=settings,
         titles={**titles, **{own.name: own.title for own in chosen}},
@@ -275,9 +280,14 @@ def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = N
 
 
 def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
-    """Return one number a sample, in data order: {name: tensor of length N}; settings as for ``measure``."""
+    """Return one number a sample: {name: tensor of length N}; settings as for ``measure``.
+
+    Names are measures that have a value of each sample, "loss", and "index": where the sample stands in the data, from
+    0.  Samples come in the order of the data; row i is sample i only where all of it is measured, and not where
+    ``samples=N`` or a DataLoader's sampler chose some.
+    """
     wanted = [names] if isinstance(names, str) else list(names)
-    known = [*(name for name, own in MEASURES.items() if own.per_sample), "loss"]
+    known = [*(name for name, own in MEASURES.items() if own.per_sample), "loss", "index"]
     for name in wanted:
         if name not in known:
             raise UsageError(f"there is no per-sample quantity {name!r}{near_names(name, known)}")
@@ -288,6 +298,9 @@ def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0
         for name in wanted:
             if name == "loss":
                 found[name] = problem.survey.losses.clone()
+                continue
+            if name == "index":
+                found[name] = problem.source.indices_of(problem.survey.count).clone()
                 continue
             own = MEASURES[name]
             if callable(own.per_sample):

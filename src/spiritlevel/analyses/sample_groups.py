@@ -38,7 +38,8 @@ def on_samples(problem: OpenProblem, kept: Tensor) -> OpenProblem:
             if bool(local.any()):
                 yield pick_samples(content, local)
 
-    own = replace(source, read=read, resized=None, count=None, every=None)
+    indices = source.indices_of(len(kept))[kept]
+    own = replace(source, read=read, resized=None, count=None, every=None, indices=indices)
     return OpenProblem(problem.given.replaced(source=own))
 
 

@@ -219,13 +219,14 @@ def _wanted(outputs: Outputs, labels: list[str]) -> list[tuple[str, str | Path]]
 
 
 def save_samples(report: Report, path: Path) -> None:
-    """Write one number a sample and quantity, in data order, as .npz arrays or .csv columns."""
+    """Write one number a sample and quantity, beside the sample's index, as .npz arrays or .csv columns."""
     if not report.per_sample:
         raise SpiritlevelError(
             f"{path} was not written because none of these measures has a value per sample; "
             "add output_margin or hessian_trace to --measures"
         )
-    arrays = {name: values.double().numpy() for name, values in report.per_sample.items()}
+    name, index = report.sample_index()
+    arrays = {name: index.numpy(), **{each: values.double().numpy() for each, values in report.per_sample.items()}}
     if path.suffix.lower() == ".npz":
         save: Callable[..., None] = np.savez
         with replacing(path, "wb") as stream:
@@ -233,8 +234,8 @@ def save_samples(report: Report, path: Path) -> None:
         return
     with replacing(path) as stream:
         writer = csv.writer(stream)
-        writer.writerow(["sample", *map(for_csv, arrays)])
-        writer.writerows([index, *row] for index, row in enumerate(zip(*(a.tolist() for a in arrays.values()))))
+        writer.writerow(map(for_csv, arrays))
+        writer.writerows(zip(*(values.tolist() for values in arrays.values())))
 
 
 def _compare_data(reports: dict[str, Report], outputs: Outputs) -> None:

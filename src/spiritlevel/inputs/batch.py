@@ -20,5 +20,5 @@ class Batch:
 
     @property
     def indices(self) -> Tensor:
-        """The samples' positions in the data, which seed everything random about them."""
+        """The samples' places in a sweep, which seed everything random about them."""
         return torch.arange(self.start, self.start + self.count)

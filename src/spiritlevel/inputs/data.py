@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, default_collate
 
 from spiritlevel.inputs.contents import (
     Content,
@@ -40,7 +41,18 @@ class Source:
     every: Callable[[int], Source] | None = None  # of every so many samples, where they are in memory
     pick: Callable[[list[int], int], Iterator[Content]] | None = None  # of some samples only, in batches of one size
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
+    indices: Tensor | None = None  # of the samples in the data as given, (N,) from 0; None for all of them in order
     notes: tuple[str, ...] = ()
+
+    def index(self, place: int) -> int:
+        """Return the index in the data as given of the sample that is read at a place."""
+        return place if self.indices is None or place >= len(self.indices) else int(self.indices[place])
+
+    def indices_of(self, count: int) -> Tensor:
+        """Return the index in the data as given of each of the ``count`` samples that are read, (N,)."""
+        if self.indices is None or len(self.indices) != count:  # a collate function may leave samples out
+            return torch.arange(count)
+        return self.indices
 
 
 def open_source(data: Any, *, batch_size: int | None, samples: int | None, seed: int) -> Source:
@@ -83,11 +95,12 @@ def _open(data: Any, batch_size: int | None) -> Source:
     )
 
 
-def _in_memory(content: Content, form: str, batch_size: int | None) -> Source:
+def _in_memory(content: Content, form: str, batch_size: int | None, indices: Tensor | None = None) -> Source:
     """Return tensors that are all there, in batches of one size."""
 
     def every(step: int) -> Source:
-        return _in_memory(pick_samples(content, torch.arange(0, count_of(content), step)), form, batch_size)
+        some = torch.arange(0, count_of(content), step)
+        return _in_memory(pick_samples(content, some), form, batch_size, some if indices is None else indices[some])
 
     return Source(
         lambda: _slices(content, batch_size or DEFAULT_BATCH_SIZE),
@@ -95,6 +108,7 @@ def _in_memory(content: Content, form: str, batch_size: int | None) -> Source:
         resized=(lambda size: _slices(content, size)) if batch_size is None else None,
         count=count_of(content),
         every=every,
+        indices=indices,
     )
 
 
@@ -184,7 +198,10 @@ def _open_loader(loader: DataLoader[Any], batch_size: int | None) -> Source:
     if loader.batch_sampler is None:  # batch_size=None: each item of the dataset is a batch
         again = _like(loader, loader.dataset, batch_size=None, sampler=choice.keys)
         return Source(
-            lambda: _given_batches(again, batch_size, len(again)), "DataLoader of whole batches", notes=_said(choice)
+            lambda: _given_batches(again, batch_size, len(again)),
+            "DataLoader of whole batches",
+            indices=_indices(choice.keys) if type(loader.sampler) is BatchSampler else None,  # else a key is a batch's
+            notes=_said(choice),
         )
     size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or DEFAULT_BATCH_SIZE
     if choice.batches is not None:
@@ -192,6 +209,7 @@ def _open_loader(loader: DataLoader[Any], batch_size: int | None) -> Source:
         return Source(
             lambda: _given_batches(batches, batch_size, len(batches)),
             "DataLoader, in its own batches",
+            indices=_indices(chain.from_iterable(choice.batches)),
             notes=_said(choice),
         )
     return _open_dataset(loader.dataset, loader, choice, size, "DataLoader, read in dataset order")
@@ -211,7 +229,15 @@ def _open_dataset(dataset: Any, loader: DataLoader[Any] | None, choice: Choice, 
         batches = _like(loader, dataset, batch_size=size, sampler=some)
         return _contents(batches, len(batches))
 
-    return Source(read, form, pick=pick, notes=_said(choice))
+    return Source(read, form, pick=pick, indices=_indices(keys), notes=_said(choice))
+
+
+def _indices(keys: Iterable[Any] | None) -> Tensor | None:
+    """Return the keys of samples as their indices; keys of another kind have only the order they are read in."""
+    if keys is None:
+        return None
+    each = [one for key in keys for one in (key if isinstance(key, list) else [key])]  # some datasets take lists
+    return torch.tensor(each) if all(type(one) is int for one in each) else None
 
 
 def _said(choice: Choice) -> tuple[str, ...]:
@@ -244,6 +270,7 @@ def _choose(source: Source, samples: int, seed: int, batch_size: int | None) -> 
     else:
         batches = list(_pick(source.read(), chosen))
     kept = concatenate(batches)
+    indices = source.indices_of(total)[chosen]
     note = (
         f"Measured on {len(chosen):,} of {total:,} samples, drawn with seed {seed}"
         f"{', each class in its own proportion' if are_classes else ''}."
@@ -252,9 +279,15 @@ def _choose(source: Source, samples: int, seed: int, batch_size: int | None) -> 
     )
     if kept is None:  # ragged batches cannot be joined; they are kept as they came
         return Source(
-            lambda: iter(batches), source.form, count=len(chosen), drawn_from=total, notes=(*source.notes, note)
+            lambda: iter(batches),
+            source.form,
+            count=len(chosen),
+            drawn_from=total,
+            indices=indices,
+            notes=(*source.notes, note),
         )
-    return replace(_in_memory(kept, source.form, batch_size), drawn_from=total, notes=(*source.notes, note))
+    drawn = _in_memory(kept, source.form, batch_size, indices)
+    return replace(drawn, drawn_from=total, notes=(*source.notes, note))
 
 
 def _all_labels(source: Source) -> tuple[np.ndarray, bool]:

@@ -113,7 +113,7 @@ class Surveyor:
     def look(self, batch: Batch, outputs: Tensor) -> None:
         """Refuse a batch taken in that cannot be measured; a GPU's later ones are looked at when the sweep ends."""
         if batch.start == 0 or not outputs.is_cuda:
-            _refuse_not_finite(torch.isfinite(outputs.reshape(batch.count, -1)).all(1), batch.start)
+            self._refuse_not_finite(torch.isfinite(outputs.reshape(batch.count, -1)).all(1), batch.start)
         if batch.start == 0:
             self._look_twice(batch, outputs.detach())
 
@@ -124,7 +124,7 @@ class Surveyor:
         What parts of it give again hangs neither on the other samples nor on chance.
         """
         problem = self.problem
-        _refuse_not_finite_losses(self._first_losses)  # NaN never equals itself, which is nobody's shuffling
+        self._refuse_not_finite_losses(self._first_losses)  # NaN never equals itself, which is nobody's shuffling
         self.coupled = _depends_on_neighbours(problem, batch, outputs) or _has_coupled_losses(
             problem, batch, outputs, self._first_losses
         )
@@ -137,8 +137,12 @@ class Surveyor:
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""
         losses, weights = self._losses.whole(), self._weights.whole()
-        _refuse_not_finite(self._finite.whole())
-        _refuse_bad_losses(losses, weights)
+        self._refuse_not_finite(self._finite.whole())
+        self._refuse_not_finite_losses(losses)
+        if float(weights.sum()) <= 0:
+            raise SpiritlevelError(
+                "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"
+            )
         count, total_weight = len(losses), float(weights.sum())
         return Survey(
             count=count,
@@ -151,6 +155,21 @@ class Surveyor:
             coupled=self.coupled,
             fingerprint=str(self._fingerprint),
         )
+
+    def _refuse_not_finite(self, finite: Tensor, start: int = 0) -> None:
+        if not bool(finite.all()):
+            bad = self._index(int((~finite).nonzero()[0]) + start)
+            raise SpiritlevelError(
+                f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
+            )
+
+    def _refuse_not_finite_losses(self, losses: Tensor) -> None:
+        if not bool(torch.isfinite(losses).all()):
+            bad = self._index(int((~torch.isfinite(losses)).nonzero()[0]))
+            raise SpiritlevelError(f"the loss is not finite at sample {bad}; look at that sample's input and label")
+
+    def _index(self, place: int) -> int:
+        return self.problem.source.index(place)
 
 
 def checked_outputs(problem: OpenProblem, batch: Batch) -> Tensor:
@@ -172,14 +191,6 @@ def checked_outputs(problem: OpenProblem, batch: Batch) -> Tensor:
             f"their first dimension must be the samples{_what_was_taken(problem)}"
         )
     return outputs
-
-
-def _refuse_not_finite(finite: Tensor, start: int = 0) -> None:
-    if not bool(finite.all()):
-        bad = int((~finite).nonzero()[0]) + start
-        raise SpiritlevelError(
-            f"the model's outputs are not finite (first at sample {bad}); look for overflow or for bad inputs there"
-        )
 
 
 def _has_coupled_losses(problem: OpenProblem, batch: Batch, outputs: Tensor, together: Tensor) -> bool:
@@ -234,22 +245,6 @@ def _what_was_taken(problem: OpenProblem) -> str:
     """Go on with the tensor that was taken of several the model returned, where a sentence ends with what is wrong."""
     taken = problem.output_taken
     return f"; {taken[0].lower()}{taken[1:].rstrip('.')}" if taken else ""
-
-
-def _refuse_not_finite_losses(losses: Tensor) -> None:
-    if not bool(torch.isfinite(losses).all()):
-        raise SpiritlevelError(
-            f"the loss is not finite at sample {int((~torch.isfinite(losses)).nonzero()[0])}; "
-            "look at that sample's input and label"
-        )
-
-
-def _refuse_bad_losses(losses: Tensor, weights: Tensor) -> None:
-    _refuse_not_finite_losses(losses)
-    if float(weights.sum()) <= 0:
-        raise SpiritlevelError(
-            "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"
-        )
 
 
 def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:

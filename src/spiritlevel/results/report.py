@@ -29,6 +29,8 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
     and its noise, seed, fingerprint of the data, mode, dtype, device, versions, wall time, passes over the data, notes.
     ``settings`` holds all settings of each measure; ``titles`` names measures and layer quantities in words.
+    ``sample_indices`` says which sample of the data, from 0, each entry of ``per_sample`` belongs to; it is None where
+    nobody knows, as in files of spiritlevel 0.2.
     """
 
     kind: ClassVar[str] = "report"
@@ -39,6 +41,7 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     header: Header = field(default_factory=Header)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
+    sample_indices: Tensor | None = None
 
     def __getitem__(self, name: str) -> Estimate:
         try:
@@ -121,9 +124,21 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
         if level == "layer":
             return pandas.DataFrame(frames.layer_rows(self), columns=("quantity", "layer", *frames.ESTIMATE_COLUMNS))
         if level == "sample":
-            frame = pandas.DataFrame({name: values.double().numpy() for name, values in self.per_sample.items()})
-            return frame.rename_axis("sample")
+            name, index = self.sample_index()
+            return pandas.DataFrame(
+                {name: values.double().numpy() for name, values in self.per_sample.items()},
+                index=pandas.Index(index.numpy(), name=name),
+            )
         raise UsageError(f"level must be 'network', 'layer' or 'sample', not {level!r}")
+
+    def sample_index(self) -> tuple[str, Tensor]:
+        """Return what the entries of ``per_sample`` are numbered by, and the numbers.
+
+        That is "sample", the index in the data; or, where nobody knows it, "measured", the place among the measured.
+        """
+        if self.sample_indices is not None:
+            return "sample", self.sample_indices
+        return "measured", torch.arange(max(map(len, self.per_sample.values()), default=0))
 
     def record(self) -> dict[str, Any]:
         """Return the report as plain JSON values, in the published layout."""
@@ -139,6 +154,7 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
             },
             "neurons": records.as_json(self.per_neuron),
             "samples": records.as_json(self.per_sample),
+            "sample_indices": records.as_json(self.sample_indices),
         }
 
     @classmethod
@@ -152,6 +168,10 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
 
     @classmethod
     def _read(cls, record: dict[str, Any], source: str) -> Self:
+        samples = {name: torch.tensor(_floats(each), dtype=torch.float64) for name, each in record["samples"].items()}
+        indices = record.get("sample_indices")
+        if indices is not None and any(len(values) != len(indices) for values in samples.values()):
+            raise ValueError(f"samples must have {len(indices)} entries each, as many as sample_indices")
         return cls(
             estimates={name: records.read_estimate(entry) for name, entry in record["measures"].items()},
             per_layer={
@@ -159,9 +179,8 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
                 for quantity, layers in record["layers"].items()
             },
             per_neuron={q: {la: _floats(v) for la, v in layers.items()} for q, layers in record["neurons"].items()},
-            per_sample={
-                name: torch.tensor(_floats(values), dtype=torch.float64) for name, values in record["samples"].items()
-            },
+            per_sample=samples,
+            sample_indices=None if indices is None else torch.tensor(indices, dtype=torch.int64),
             header=Header.of(record["header"]),
             settings=record["settings"],
             titles=record.get("titles", {}),

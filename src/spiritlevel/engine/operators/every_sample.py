@@ -52,8 +52,9 @@ def vet(problem: OpenProblem, batch: Batch, graph: Graph, *, order: Literal[1, 2
                 ) from error
             continue  # constants of another dtype inside the model
         if wrong:
+            first, last = (problem.source.index(batch.start + place) for place in (0, batch.count - 1))
             raise SpiritlevelError(
-                f"{wrong} for some of the samples {batch.start} to {batch.start + batch.count - 1} (a custom backward, "
+                f"{wrong} for some of the samples {first} to {last} (a custom backward, "
                 "a detach or a straight-through estimator lies between), so there is no Hessian to measure; measure "
                 "the network without that operation"
             )

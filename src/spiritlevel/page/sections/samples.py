@@ -18,6 +18,10 @@ Y = "hessian_trace"
 AGAINST = ("aceht", "margin_bound", "output_margin", "softmax_margin", "softmax_impurity")
 MOST_NETWORKS = 4
 LISTED = 12
+NUMBERED = {
+    "sample": "index in the data",
+    "measured": "place among the measured samples, since this file does not say which of the data they are",
+}
 
 
 def section(content: PageContent) -> Section | None:
@@ -47,6 +51,8 @@ def section(content: PageContent) -> Section | None:
 
 def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
     kept = counted(report, samples)
+    numbered, all_numbers = report.sample_index()
+    numbers = all_numbers.numpy()[kept]
     samples = {name: values[kept] for name, values in samples.items()}
     right = right_of(report)
     right = None if right is None else right[kept]
@@ -55,7 +61,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
     for index in choice.index:
         group = ALL if right is None else RIGHT if right[index] else WRONG
         points.append(
-            {"sample": int(kept[index]), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}}
+            {"sample": int(numbers[index]), "group": group, **{q: short(float(v[index])) for q, v in samples.items()}}
         )
     points.sort(key=lambda point: point["group"] == WRONG)  # drawn last, on top of the others
     rows_of_points = Rows(f"samples{suffix}", points)
@@ -70,7 +76,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
     rows = [
         TableRow(
             [
-                Cell(f"{int(kept[i])}", value=int(kept[i])),
+                Cell(f"{int(numbers[i])}", value=int(numbers[i])),
                 *(Cell(plain(float(v[i]), 4), value=float(v[i])) for v in samples.values()),
                 Cell("" if right is None else "right" if right[i] else "wrong"),
             ]
@@ -81,14 +87,14 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
         f"largest-traces{suffix.replace('_', '-')}",
         ["sample", *(titles[name] for name in samples), "classified"],
         rows,
-        caption=f"The {len(rows)} samples with the largest trace, by their position in the data (from 0)",
+        caption=f"The {len(rows)} samples with the largest trace, by their {NUMBERED[numbered]} (from 0)",
         numeric=range(len(samples) + 1),
     )
     return [*parts, listed]
 
 
 def counted(report: Report, samples: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
-    """Return the positions of the samples that count: those whose margin is a number, where margins were measured."""
+    """Return the places of the samples that count: those whose margin is a number, where margins were measured."""
     for name in ("output_margin", "softmax_margin"):
         if name in report.per_sample:
             return np.flatnonzero(~np.isnan(report.per_sample[name].double().numpy()))
