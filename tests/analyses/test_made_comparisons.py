@@ -92,13 +92,31 @@ def test_an_untrained_network_is_headed_as_such() -> None:
 
 def test_a_network_not_at_a_minimum_is_headed_as_such() -> None:
     found = sl.compare(pair(at_minimum=False, gradient_norm=0.5, gradient_noise=0.1))
-    assert found.headings == [
-        "B is not at a minimum (gradient norm 0.50, its noise 0.10), so its numbers are the curvature of a slope."
-    ]
+    assert found.headings == ["B is not at a minimum (gradient norm 0.50, its noise 0.10) but on the way to one."]
     assert found.reading[0].endswith("could say otherwise, though B is not at a minimum.")
     assert found.reading[1].startswith("Hessian trace changes when weights are rescaled")
     both = reading_of(["A", "B"], [Finding("ρ", None)], not_at_minimum=["A", "B"])
     assert both[0].endswith("the difference is within its error, though neither is at a minimum.")
+
+
+def test_many_networks_that_are_not_at_a_minimum_are_counted() -> None:
+    reports = {
+        label: made(label, {"rho_sum": Estimate(1.0)}, at_minimum=label == "F", gradient_norm=0.5, gradient_noise=0.1)
+        for label in "ABCDEF"
+    }
+    found = sl.compare(reports)
+    assert found.headings == ["5 of the 6 networks are not at a minimum but on the way to one."]
+    assert found.reading[0].endswith(", though 5 of them are not at a minimum.")
+
+
+def test_a_gradient_lost_in_its_noise_is_no_minimum() -> None:
+    few = {"samples": 100, "samples_total": 1437, "gradient_norm": 0.5, "gradient_noise": 0.4}
+    found = sl.compare(pair(at_minimum=None, **few))
+    assert found.headings == []
+    assert found.notes == [
+        "Whether B is at a minimum cannot be told: the gradient (gradient norm 0.50, its noise 0.40) is not "
+        "distinguishable from noise at 100 samples."
+    ]
 
 
 @pytest.mark.parametrize(

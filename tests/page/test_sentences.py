@@ -40,6 +40,20 @@ def test_a_network_on_a_slope_is_not_at_a_minimum() -> None:
     assert strong.startswith("Not at a minimum: the gradient norm 0.50 is not small against its noise 0.010")
 
 
+def test_a_gradient_within_its_noise_is_not_told_from_it() -> None:
+    few = {"samples": 150, "gradient_norm": 0.5, "gradient_noise": 0.4}
+    for at_minimum in (None, True):  # earlier versions wrote true
+        content = page.of_reports(made_report(at_minimum=at_minimum, **few))
+        assert answer(content)[1].endswith(
+            "Whether this is a minimum cannot be told: the gradient (gradient norm 0.50, its noise 0.40) is not "
+            "distinguishable from noise at 150 samples."
+        )
+        shown = builder.page_of(content)
+        assert dict(shown.first.facts)["‖gradient‖"] == "0.50 (not distinguishable from noise at 150 samples)"
+        rows = [[cell.text for cell in row.cells] for row in shown.sections[-1].parts[-1].rows]
+        assert ["at minimum", "not distinguishable from noise at 150 samples"] in rows
+
+
 def test_without_layers_the_values_are_said() -> None:
     _, rest = answer(page.of_reports(made_report(layers=False)))
     assert rest == "Here Hessian trace is 10.000 and top eigenvalue of the Hessian is 2.0000."

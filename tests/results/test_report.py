@@ -103,6 +103,7 @@ def test_text_shows_the_header_titles_errors_and_reasons() -> None:
     assert UNTRAINED not in text
     assert str(make_report(trained=False)).startswith(UNTRAINED)
     assert "not at a minimum" not in str(make_report(at_minimum=True))
+    assert "not distinguishable from noise at 100 samples" in str(make_report(at_minimum=None)).splitlines()[1]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

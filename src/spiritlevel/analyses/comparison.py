@@ -29,12 +29,13 @@ from spiritlevel.measures.registry import select, words_of
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast, largest_of
-from spiritlevel.results.numerals import plain
+from spiritlevel.results.standing import Standing, size_words, standing_of, untold_words
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation
 
 BINS = 30
 FEWEST_FOR_CORRELATION = 4
+MOST_NAMED = 3
 
 
 @costed
@@ -117,17 +118,18 @@ def assemble(
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
     counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
     findings = [_finding(row, measures.get(row.name)) for row in counted]
-    untrained, off_minimum = _untrained(reports), _off_minimum(reports)
+    untrained, away = _untrained(reports), _by_standing(reports, "no")
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
     notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
+    notes += _untold(reports)
     if check is not None:
         notes += check.notes
     return Comparison(
         reports=dict(reports),
         rows=rows,
-        reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=list(off_minimum)),
-        headings=[*([untrained] if untrained else []), *off_minimum.values()],
+        reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=away),
+        headings=[*([untrained] if untrained else []), *_off_minimum(reports, away)],
         notes=notes,
         agreement=_agreement(rows, reports),
         margin_bins=bins,
@@ -223,15 +225,32 @@ def _untrained(reports: Mapping[str, Report]) -> str:
     return f"{_and(untrained)} {are}, so these numbers do not compare trained minima."
 
 
-def _off_minimum(reports: Mapping[str, Report]) -> dict[str, str]:
-    """Return by network that it is trained but not at a minimum, in a sentence."""
-    lines = {}
-    for label, report in reports.items():
-        head = report.header
-        if head.at_minimum is False and head.trained is not False:
-            size = f"gradient norm {plain(head.gradient_norm, 2)}, its noise {plain(head.gradient_noise, 2)}"
-            lines[label] = f"{label} is not at a minimum ({size}), so its numbers are the curvature of a slope."
-    return lines
+def _by_standing(reports: Mapping[str, Report], standing: Standing) -> list[str]:
+    """Return the trained networks of which the answer to "at a minimum?" is this."""
+    return [k for k, r in reports.items() if standing_of(r.header) == standing and r.header.trained is not False]
+
+
+def _off_minimum(reports: Mapping[str, Report], away: Sequence[str]) -> list[str]:
+    """Return what must be said of networks that are not at a minimum, in sentences."""
+    if len(away) > MOST_NAMED:
+        return [f"{len(away)} of the {len(reports)} networks are not at a minimum but on the way to one."]
+    sizes = {label: size_words(reports[label].header) for label in away}
+    return [f"{k} is not at a minimum ({size}) but on the way to one." for k, size in sizes.items()]
+
+
+def _untold(reports: Mapping[str, Report]) -> list[str]:
+    """Return of which networks it cannot be told whether they are at a minimum, in a sentence."""
+    labels = _by_standing(reports, "not told")
+    if not labels:
+        return []
+    if len(labels) > MOST_NAMED:
+        who, gradients = f"{len(labels)} of the {len(reports)} networks are", "their gradients are"
+    else:
+        who = f"{_and(labels)} {'is' if len(labels) == 1 else 'are'}"
+        sizes = [size_words(reports[label].header) for label in labels]
+        gradients = f"the gradient ({sizes[0]}) is" if len(labels) == 1 else f"their gradients ({'; '.join(sizes)}) are"
+    head = reports[labels[0]].header
+    return [f"Whether {who} at a minimum cannot be told: {gradients} {untold_words(head)}."]
 
 
 def _and(names: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.results.header import Header
+from spiritlevel.results.standing import at_minimum
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
@@ -209,17 +210,18 @@ def _assemble(
 def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> Header:
     """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
     survey = problem.survey
+    total = problem.source.drawn_from or survey.count
     exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
     return Header(
         model=type(problem.model).__name__,
         samples=survey.count,
-        samples_total=problem.source.drawn_from or survey.count,
+        samples_total=total,
         loss_name=problem.loss.name,
         loss=survey.loss,
         accuracy=survey.accuracy,
         gradient_norm=gradient.norm,
         gradient_noise=gradient.noise,
-        at_minimum=gradient.at_minimum,
+        at_minimum=at_minimum(gradient.norm, gradient.noise, survey.count, total),
         seed=seed,
         data_seed=problem.seed,
         fingerprint=survey.fingerprint,

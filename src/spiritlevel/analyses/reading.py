@@ -52,6 +52,8 @@ def _though(labels: Sequence[str], not_at_minimum: Sequence[str]) -> str:
         return ""
     if set(not_at_minimum) >= set(labels):
         return f", though {'neither' if len(labels) == 2 else 'none'} is at a minimum"
+    if len(not_at_minimum) > 3:
+        return f", though {len(not_at_minimum)} of them are not at a minimum"
     several = len(not_at_minimum) > 1
     return f", though {' and '.join(not_at_minimum)} {'are' if several else 'is'} not at a minimum"
 

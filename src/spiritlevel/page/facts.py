@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from spiritlevel.page.content import PageContent
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import percent, plain
+from spiritlevel.results.standing import standing_words
 from spiritlevel.results.wording import data_words
 
 
@@ -48,7 +49,8 @@ def facts(content: PageContent) -> list[tuple[str, str]]:
 
 
 def _gradient(report: Report) -> str:
-    return plain(report.gradient_norm, 2) + (" (not at a minimum)" if report.header.at_minimum is False else "")
+    words = standing_words(report.header)
+    return plain(report.gradient_norm, 2) + (f" ({words})" if words else "")
 
 
 def notes(content: PageContent) -> list[str]:

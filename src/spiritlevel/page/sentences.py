@@ -11,6 +11,7 @@ from spiritlevel.page.figures.shares import shares_of
 from spiritlevel.page.sections.layers import INVARIANT, TRACE
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain, value_text
+from spiritlevel.results.standing import size_words, standing_of, untold_words
 from spiritlevel.results.wording import UNTRAINED
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
@@ -24,8 +25,13 @@ def answer_of_one(content: PageContent) -> AnswerSentences:
     rest = layer_sentence(content, report) or value_sentence(content, report)
     if report.header.trained is False:
         return UNTRAINED, rest
-    if report.header.at_minimum is False:
+    standing = standing_of(report.header)
+    if standing == "no":
         return not_at_minimum([report]), rest
+    if standing == "not told":
+        size, words = size_words(report.header), untold_words(report.header)
+        untold = f"Whether this is a minimum cannot be told: the gradient ({size}) is {words}."
+        rest = f"{rest} {untold}".strip()
     return rescaling_sentence(report), rest
 
 
@@ -45,8 +51,10 @@ def of_several(content: PageContent, places: Mapping[str, float] | None, unit: s
         for name in content.measures
         if name in first and name in last and first[name].status in MEASURED and last[name].status in MEASURED
     ][:2]
-    away = sum(report.header.at_minimum is False for report in reports)
+    standings = [standing_of(report.header) for report in reports]
+    away, untold = standings.count("no"), standings.count("not told")
     aside = f"; {away} of the {len(reports)} networks {'is' if away == 1 else 'are'} not at a minimum" if away else ""
+    aside += f"; of {untold} it cannot be told from noise whether they are" if untold else ""
     ends = {content.words(name): f"{value_text(first[name])} to {value_text(last[name])}" for name in shared}
     if not ends:
         strong = f"{len(reports)} reports, with no measure in common."

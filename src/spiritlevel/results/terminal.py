@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from spiritlevel.results.numerals import MISSING, how_text, percent, plain, value_text
+from spiritlevel.results.standing import standing_of
 from spiritlevel.results.wording import Footnotes, data_words, header_lines
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate, not_applicable
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 TEXT_WIDTH = 120
 ID_WIDTH = 14  # a longer id is broken after an underscore in a column's head
+_STANDING = {
+    "no": ("*", "the gradient is not small against its noise: not at a minimum"),
+    "not told": ("?", "the gradient is not distinguishable from its noise at so many samples"),
+}
 _BOUND_SIGN = {"lower_bound": "≥ ", "upper_bound": "≤ "}
 
 
@@ -93,7 +98,7 @@ def rows_table(
         "loss": [Text(plain(report.header.loss, 4)) for report in reports.values()],
         "accuracy": [Text(percent(report.accuracy)) for report in reports.values()],
         "gradient": [
-            Text(plain(report.gradient_norm, 3) + ("*" if report.header.at_minimum is False else ""))
+            Text(plain(report.gradient_norm, 3) + _STANDING.get(standing_of(report.header) or "", ("", ""))[0])
             for report in reports.values()
         ],
     }
@@ -103,9 +108,9 @@ def rows_table(
             cells.setdefault(f"measure {name}", [_cell(r.get(name), footnotes, label) for label, r in reports.items()])
     for key, column in cells.items():
         column += [Text(_unmeasured(reason, footnotes) if key == "loss" else MISSING) for reason in failed.values()]
-    below = [*_meaning_of_signs(reports), *footnotes.lines()]
-    if any(report.header.at_minimum is False for report in reports.values()):
-        below.insert(0, "* the gradient is not small against its noise: not at a minimum")
+    found = {standing_of(report.header) for report in reports.values()}
+    below = [f"{sign} {words}" for standing, (sign, words) in _STANDING.items() if standing in found]
+    below += [*_meaning_of_signs(reports), *footnotes.lines()]
     labels = [*reports, *failed]
     places = sorted(range(len(labels)), key=lambda place: order.index(labels[place]) if order else place)
     cells = {key: [column[place] for place in places] for key, column in cells.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from spiritlevel.results.numerals import percent, plain
+from spiritlevel.results.standing import standing_words
 from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def state_words(report: Report) -> str:
         if head.gradient_noise is not None:
             gradient += f" (its noise {plain(head.gradient_noise, 3)})"
         parts.append(gradient)
-    if head.at_minimum is False:
-        parts.append("not at a minimum")
+    parts += [standing_words(head)] if standing_words(head) else []
     return " · ".join(parts)
 
 

@@ -24,11 +24,6 @@ class GradientStats:
     norm: float
     noise: float | None  # root of the trace of the gradient's covariance over N; None with one sample
 
-    @property
-    def at_minimum(self) -> bool | None:
-        """Whether the gradient is within twice its own noise: nothing more can be told from these samples."""
-        return None if self.noise is None else self.norm <= 2 * self.noise
-
 
 class GradientSums:
     """The gradients of pieces of the data, batch after batch: their sum, and their spread around it."""

@@ -10,6 +10,7 @@ from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, CommandLines, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
+from spiritlevel.results.standing import standing_words
 
 _SHOWN = (
     "model", "weights", "data", "split", "samples", "samples_total", "loss_name", "loss", "accuracy", "gradient_norm",
@@ -28,16 +29,21 @@ def section(content: PageContent) -> Section | None:
     if headers and not command:
         parts.append(Words("Measured from Python; the settings below say the same as a command line would."))
     if headers:
+        said = {key: [_said(header, key) for header in headers.values()] for key in _SHOWN}
         rows = [
-            TableRow([Cell(_called(content, key)), *(Cell(_text(getattr(header, key))) for header in headers.values())])
-            for key in _SHOWN
-            if any(getattr(header, key) not in (None, "", (), {}) for header in headers.values())
+            TableRow([Cell(_called(content, key)), *(Cell(_text(value)) for value in values)])
+            for key, values in said.items()
+            if any(value not in (None, "", (), {}) for value in values)
         ]
         heads = list(headers) if len(headers) > 1 else ["value"]
         parts.append(PageTable("settings-table", ["setting", *heads], rows))
     if not parts:
         return None
     return Section("settings", "Settings", "as a command line to copy" if command else "what was measured how", parts)
+
+
+def _said(header: Header, key: str) -> Any:
+    return standing_words(header) if key == "at_minimum" else getattr(header, key)
 
 
 def _called(content: PageContent, key: str) -> str:
