@@ -22,8 +22,8 @@ class Problem(Given):
     def hessian(self) -> Any:
         """The Hessian of the mean loss as an operator: ``problem.hessian @ v``.
 
-        ``v`` is a tensor or a NumPy array, (P,) or (P, K); curvlinops' estimators take it as it is, SciPy by
-        ``problem.hessian.to_scipy()``.  It keeps what it finds out about the data; for many products hold on to one.
+        ``v`` is a tensor or a NumPy array, (P,) or (P, K); curvlinops' estimators and SciPy's ``eigsh`` take it as
+        it is.  It keeps what it finds out about the data; for many products hold on to one.
         """
         from spiritlevel.engine.operators import HessianOperator
 

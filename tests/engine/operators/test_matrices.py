@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.sparse.linalg import LinearOperator, aslinearoperator, eigsh
+from scipy.sparse.linalg import LinearOperator, aslinearoperator, eigsh, lobpcg, minres
 from torch import Tensor, nn
 
 from spiritlevel.engine.operators import Operator, VarianceOperator
@@ -72,17 +72,53 @@ def test_what_cannot_be_multiplied_is_refused(pair: tuple[Operator, Tensor]) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_scipy_finds_its_eigenvalues(dtype: str) -> None:
-    problem = CASES["tanh"].problem(dtype=dtype)
-    exact = torch.linalg.eigvalsh(Dense(CASES["tanh"].problem()).hessian)
-    operator = aslinearoperator(problem.hessian.to_scipy())
+@pytest.mark.parametrize("name", MATRICES)
+def test_scipy_takes_it_as_it_is(name: str, dtype: str) -> None:
+    matrix = MATRICES[name](CASES["tanh"].problem(dtype=dtype))
+    dense = getattr(Dense(CASES["tanh"].problem()), name).numpy()
+    exact, close = np.linalg.eigvalsh(dense), {"rtol": 1e-8 if dtype == "float64" else 1e-4}
+    start = np.ones(len(exact), dtype)
+    found = eigsh(matrix, k=1, which="LA", return_eigenvectors=False, v0=start)
+    np.testing.assert_allclose(found, exact[-1:], **close)
+    assert found.dtype == np.dtype(dtype)
+    operator = aslinearoperator(matrix)
     assert isinstance(operator, LinearOperator)
-    assert operator.dtype == np.dtype(dtype)
-    found = eigsh(operator, k=2, which="BE", return_eigenvectors=False, v0=np.ones(len(exact), dtype))
-    np.testing.assert_allclose(found, exact[[0, -1]], rtol=1e-8 if dtype == "float64" else 1e-4)
-    block = vectors(problem, 2).double().numpy()
-    np.testing.assert_allclose(operator.T @ block, operator @ block)
-    assert problem.ggn.to_scipy(np.float64).dtype == np.float64
+    assert (operator.dtype, operator.shape) == (np.dtype(dtype), matrix.shape)
+    block = vectors(matrix.problem, 2).numpy().astype(dtype)
+    expected = dense @ block
+    near = {"rtol": 1e-9 if dtype == "float64" else 1e-3, "atol": 1e-5 * np.abs(expected).max()}
+    for product in (operator @ block, operator.T @ block, operator.H @ block, operator.rmatmat(block)):
+        assert isinstance(product, np.ndarray)
+        np.testing.assert_allclose(product, expected, **near)
+    np.testing.assert_allclose(operator.rmatvec(block[:, 0]), expected[:, 0], **near)
+    top, _ = lobpcg(matrix, block, maxiter=200, tol=1e-4)  # which multiplies, and never asks for the dtype
+    np.testing.assert_allclose(top, exact[:-3:-1], rtol=1e-3)
+    answer, failed = minres(matrix, block[:, 0], shift=-1.0, rtol=1e-6)  # (H + 1) x = b
+    assert not failed
+    np.testing.assert_allclose(dense @ answer + answer, block[:, 0], atol=1e-3)
+
+
+def test_its_dtype_is_that_of_who_asks() -> None:
+    matrix = CASES["tanh"].problem(dtype="float32").hessian
+    assert matrix.dtype is torch.float32  # here and in every library of torch's
+    assert aslinearoperator(matrix).dtype == np.float32
+    found = eigsh(matrix.to_scipy(np.float64), k=1, return_eigenvectors=False, v0=np.ones(matrix.size))
+    assert found.dtype == np.float64  # where the iteration is wanted finer than the products
+
+
+def test_blocks_of_vectors_take_one_sweep_through_scipys_own_class() -> None:
+    matrix = CASES["tanh"].problem().hessian
+    block = vectors(matrix.problem, 5).numpy()
+    matrix @ block
+    before = matrix.problem.spent["hessian product"]
+    read = []
+    matrix.problem.progress = lambda what, at, total: read.append(at)
+    matrix.to_scipy() @ block
+    whole = len(read)
+    read.clear()
+    aslinearoperator(matrix) @ block
+    assert len(read) == 5 * whole
+    assert matrix.problem.spent["hessian product"] == before + 10
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,11 +1,12 @@
 """The matrices as objects to multiply with: H and G of all parameters, and the block of one layer's parameters.
 
 They have what the ecosystem asks of a linear operator: ``shape``, ``dtype``, ``device``, ``T``, ``adjoint()``, products
-with tensors and with NumPy arrays, and ``to_scipy()``.
+with tensors and with NumPy arrays, ``matvec`` and ``rmatvec``.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -61,9 +62,21 @@ class Operator:
         return self.size, self.size
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that products are computed in."""
-        return self.problem.dtype
+    def dtype(self) -> Any:
+        """The dtype that products are computed in: one of torch's, and for SciPy the same as one of NumPy's.
+
+        curvlinops makes its probes by this dtype and SciPy its arrays; neither takes the other's, so it goes by who
+        asks.
+        """
+        asking = inspect.currentframe()
+        asking = None if asking is None else asking.f_back
+        by_scipy = asking is not None and str(asking.f_globals.get("__name__")).startswith("scipy.")
+        return self.numpy_dtype if by_scipy else self.problem.dtype
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype that products are computed in, as NumPy's."""
+        return np.dtype(str(self.problem.dtype).removeprefix("torch."))
 
     @property
     def device(self) -> torch.device:
@@ -90,15 +103,15 @@ class Operator:
         return self
 
     def to_scipy(self, dtype: Any = None) -> LinearOperator:
-        """Return the matrix as a SciPy operator, by default in the dtype that products are computed in.
+        """Return the matrix as a SciPy operator of a dtype of its own: ``eigsh`` iterates in float64 by it.
 
-        ``eigsh(problem.hessian.to_scipy())``; SciPy takes no operator whose ``dtype`` is one of torch's.
+        ``eigsh(problem.hessian)`` works without it, in the dtype of the products. What multiplies blocks of vectors
+        (``svds``) takes them in one sweep over the data by it, where SciPy itself would go column by column.
         """
         from scipy.sparse.linalg import LinearOperator
 
-        own = np.dtype(str(self.dtype).removeprefix("torch."))
         products = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), self.__matmul__)
-        return LinearOperator(self.shape, dtype=own if dtype is None else np.dtype(dtype), **products)
+        return LinearOperator(self.shape, dtype=self.numpy_dtype if dtype is None else np.dtype(dtype), **products)
 
     @property
     def path(self) -> DerivativePath:
@@ -122,6 +135,18 @@ class Operator:
     def __rmatmul__(self, vectors: Columns) -> Columns:
         return self @ vectors if vectors.ndim < 2 else (self @ vectors.T).T
 
+    def matvec(self, vectors: Columns) -> Columns:
+        """Return the product with a vector (P,) or several (P, K), as ``operator @ vectors`` does."""
+        return self @ vectors
+
+    def rmatvec(self, vectors: Columns) -> Columns:
+        """Return the transpose's product: the matrix's own, which is symmetric."""
+        return self @ vectors
+
+    def rmatmat(self, vectors: Columns) -> Columns:
+        """Return the transpose's product with several vectors: the matrix's own."""
+        return self @ vectors
+
     def _times(self, vectors: Tensor) -> Tensor:
         if vectors.ndim not in (1, 2) or len(vectors) != self.size:
             raise UsageError(
@@ -131,12 +156,12 @@ class Operator:
         if vectors.is_complex():
             raise UsageError(f"the matrix is real: multiply the real and the imaginary part apart, not {vectors.dtype}")
         if not vectors.is_floating_point():
-            vectors = vectors.to(self.dtype)  # a product cut to whole numbers would mean nothing
+            vectors = vectors.to(self.problem.dtype)  # a product cut to whole numbers would mean nothing
         block = vectors[:, None] if vectors.ndim == 1 else vectors
-        product = self.matvec(block)
+        product = self._block(block)
         return product[:, 0] if vectors.ndim == 1 else product
 
-    def matvec(self, block: Tensor) -> Tensor:
+    def _block(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K) in its own dtype; sums over batches are taken as `Products` does."""
         return self.join(self.products.multiply_rounded(self.split(block), self._of, block.dtype))
 
@@ -198,7 +223,7 @@ class VarianceOperator(Operator):
             own, own.parameters, of="hessian", strategy=strategy, keep_graphs=keep_graphs, whole_batches=True
         )
 
-    def matvec(self, block: Tensor) -> Tensor:
+    def _block(self, block: Tensor) -> Tensor:
         """Return the product with a block (P, K): three products with the Hessian of every batch."""
         vectors = self.split(block)
         mean = self.products.multiply(vectors, what="mean over batches")
