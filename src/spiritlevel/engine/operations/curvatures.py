@@ -90,8 +90,9 @@ def log_softmax_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
 
 
 def _dimension(node: Any, like: Tensor) -> int:
+    """Return the dimension counted from the last, so that draws may stand before all others."""
     dim = int(nodes.kept(node, "dim"))
-    return dim - 2**64 if dim >= like.ndim else dim  # torch keeps a negative number as a large one
+    return dim - 2**64 if dim >= like.ndim else dim - like.ndim  # torch keeps a negative number as a large one
 
 
 def layer_norm_curvature(node: Any, gradient: Tensor) -> LocalCurvature:

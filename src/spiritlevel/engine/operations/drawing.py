@@ -18,9 +18,6 @@ from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.splitmix import splitmix64
 from spiritlevel.inputs.torch_internals import nodes
 
-# Signs that one operation may take, in tensors of their own.
-MOST_PARTS = 8
-
 
 def loss_gradient(problem: OpenProblem, batch: Batch, outputs: Tensor) -> Tensor:
     """Return the gradient of each sample's own loss in its outputs."""
@@ -50,27 +47,39 @@ class CurvedBatch:
     def columns(self, seed: int, draws: range) -> dict[Edge, Tensor]:
         """Return the columns of some draws, s₊ and s₋ of each in turn, (2·draws, …) by where they go in."""
         found: dict[Edge, Tensor] = {}
-        for number, (operation, curvature) in enumerate(zip(self.operations, self.curvatures)):
-            signs = [
-                self._signs(shape, seed, number * MOST_PARTS + place, draws)
-                for place, shape in enumerate(curvature.sign_shapes())
-            ]
-            sides = [curvature.columns([part[k] for part in signs]) for k in range(len(draws))]
-            for place, edge in enumerate(operation.inputs):
-                column = torch.stack([side[place] for both in sides for side in both])
+        for operation, curvature, signs in zip(self.operations, self.curvatures, self._signs(seed, draws)):
+            for edge, *sides in zip(operation.inputs, *curvature.columns(signs)):
+                column = torch.stack(sides, 1).flatten(0, 1)
                 found[edge] = found[edge] + column if edge in found else column
         return found
 
-    def _signs(self, shape: torch.Size, seed: int, place: int, draws: range) -> Tensor:
-        """Return signs (draws, *shape) that belong to the samples, where a dimension counts them, in any batch."""
-        indices, count = self.batch.indices.to(self.device), self.batch.count
-        key = int(splitmix64(seed, torch.tensor(place)))
-        signs = partial(index_signs, key, len(draws), first_draw=draws.start, dtype=self.dtype)
-        if not shape.numel():  # nothing was routed here
-            return torch.ones((len(draws), *shape), dtype=self.dtype, device=self.device)
-        if len(shape) and shape[0] % count == 0:
-            return signs(indices, shape.numel() // count).reshape(-1, *shape)
-        if len(shape) > 1 and shape[1] == count:
-            return signs(indices, shape.numel() // count).reshape(-1, count, shape[0], *shape[2:]).transpose(1, 2)
-        # Rows that are no sample's own, by routing: theirs are the batch's.
-        return signs(indices[:1], shape.numel()).reshape(-1, *shape)
+    def _signs(self, seed: int, draws: range) -> list[list[Tensor]]:
+        """Return every operation's signs, (draws, …) each; a sample's are its own in any batch."""
+        shapes = [shape for curvature in self.curvatures for shape in curvature.sign_shapes()]
+        count, indices = self.batch.count, self.batch.indices.to(self.device)
+        made = partial(index_signs, draws=len(draws), first_draw=draws.start, dtype=self.dtype)
+        # Making signs takes many small steps, so all that are a sample's own are made at once.
+        each = [shape.numel() // count if _counts_samples(shape, count) else 0 for shape in shapes]
+        together = iter(made(_key(seed, 0), indices=indices, count=sum(each)).split(each, 2))
+        found = []
+        for number, (shape, own) in enumerate(zip(shapes, together)):
+            if not shape.numel():  # nothing was routed here
+                signs = own.new_ones(len(draws), *shape)
+            elif not own.shape[2]:  # rows that are no sample's own, by routing: theirs are the batch's
+                signs = made(_key(seed, 1 + number), indices=indices[:1], count=shape.numel()).reshape(-1, *shape)
+            elif shape[0] % count == 0:
+                signs = own.reshape(-1, *shape)
+            else:
+                signs = own.reshape(-1, count, shape[0], *shape[2:]).transpose(1, 2)
+            found.append(signs)
+        left = iter(found)
+        return [[next(left) for _ in curvature.sign_shapes()] for curvature in self.curvatures]
+
+
+def _counts_samples(shape: torch.Size, count: int) -> bool:
+    """Whether samples stand first, or second, in a shape."""
+    return bool(len(shape) and (shape[0] % count == 0 or (len(shape) > 1 and shape[1] == count)))
+
+
+def _key(seed: int, place: int) -> int:
+    return int(splitmix64(seed, torch.tensor(place)))

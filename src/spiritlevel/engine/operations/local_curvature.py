@@ -14,13 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SignedColumns = tuple[list[Tensor], list[Tensor]]  # s₊ and s₋, each with one tensor for every input
+# s₊ and s₋, each with one tensor (draws, …) for every input
+SignedColumns = tuple[list[Tensor], list[Tensor]]
 _HALF_ROOT = 0.5**0.5
 
 
 def _root(values: Tensor) -> Tensor:
     """√max(values, 0)."""
     return values.clamp(min=0).sqrt()
+
+
+def _summed_to(values: Tensor, shape: torch.Size, ndim: int) -> Tensor:
+    """Sum what was broadcast from a shape to ``ndim`` dimensions, keeping any that stand before these."""
+    before = values.shape[: values.ndim - ndim]
+    return values.sum_to_size(*before, *[1] * (ndim - len(shape)), *shape).reshape(*before, *shape)
 
 
 class LocalCurvature(ABC):
@@ -32,7 +39,7 @@ class LocalCurvature(ABC):
 
     @abstractmethod
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
-        """Return s₊ and s₋ for these signs."""
+        """Return s₊ and s₋ for these signs, (draws, …) each: what does not depend on them is computed once."""
 
     @abstractmethod
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
@@ -86,7 +93,7 @@ class TwoByTwo(LocalCurvature):
         return self._as_inputs([self.mixed * second, self.mixed * first + self.second * second])
 
     def _as_inputs(self, values: list[Tensor]) -> list[Tensor]:
-        return [value.sum_to_size(shape) for value, shape in zip(values, self.shapes)]
+        return [_summed_to(value, shape, self.mixed.ndim) for value, shape in zip(values, self.shapes)]
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ class RankTwo(LocalCurvature):
 
     left: Tensor  # a
     right: Tensor  # b
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # counted from the last
 
     def sign_shapes(self) -> list[torch.Size]:
         return [self.left.sum(self.dims, keepdim=True).shape]
@@ -222,8 +229,8 @@ class Applied(LocalCurvature):
 
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         (ones,) = signs
-        applied = self.apply(ones)
-        dims = tuple(range(1, ones.ndim)) or (0,)
+        applied = torch.stack([self.apply(one) for one in ones])
+        dims = tuple(range(2, ones.ndim)) or (1,)
         length = torch.linalg.vector_norm(applied, dim=dims, keepdim=True)
         some = length > 0
         balance = torch.where(some, length / torch.linalg.vector_norm(ones, dim=dims, keepdim=True), 1.0).sqrt()
@@ -247,7 +254,7 @@ class Reshaped(LocalCurvature):
 
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
         plus, minus = self.part.columns(signs)
-        return [side.reshape(self.outside) for side in plus], [side.reshape(self.outside) for side in minus]
+        return [part.reshape(-1, *self.outside) for part in plus], [part.reshape(-1, *self.outside) for part in minus]
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         found = self.part.product([tangent.reshape(self.inside) for tangent in tangents])
