@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.inputs import losses as sl
+from spiritlevel.inputs.losses.signs import index_signs_in_parts
 from spiritlevel.inputs.splitmix import splitmix64
 
 
@@ -57,3 +58,16 @@ def test_signs_are_balanced_and_uncorrelated() -> None:
     correlations = (columns @ columns.T / columns.shape[1]).fill_diagonal_(0)
     assert correlations.abs().max() < 5.5 / columns.shape[1] ** 0.5
     torch.testing.assert_close(sl.index_signs(3, 4, torch.tensor([77]), 65)[:, 0], signs[:, 77, :65], rtol=0, atol=0)
+
+
+def test_signs_in_parts_belong_to_samples_and_are_independent() -> None:
+    counts = [3, 0, 64, 17, 1]
+    together = list(index_signs_in_parts(5, 4, torch.arange(6), counts))
+    some = list(index_signs_in_parts(5, 2, torch.tensor([4, 1]), counts, first_draw=1))
+    assert [part.shape for part in together] == [(4, 6, count) for count in counts]
+    for part, other in zip(together, some):
+        assert torch.equal(part[1:3][:, [4, 1]], other)
+    many = torch.cat(list(index_signs_in_parts(7, 4000, torch.arange(2), counts)), dim=-1).flatten(1)
+    products = many.T @ many / len(many)
+    apart = products - torch.eye(len(products), dtype=products.dtype)
+    assert apart.abs().max() < 6 / len(many) ** 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from spiritlevel.engine.operations.finding import CurvedOperation, Edge
 from spiritlevel.engine.operations.local_curvature import LocalCurvature
 from spiritlevel.inputs.batch import Batch
-from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.inputs.losses.signs import index_signs_in_parts
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.splitmix import splitmix64
 from spiritlevel.inputs.torch_internals import nodes
@@ -53,33 +53,37 @@ class CurvedBatch:
                 found[edge] = found[edge] + column if edge in found else column
         return found
 
-    def _signs(self, seed: int, draws: range) -> list[list[Tensor]]:
-        """Return every operation's signs, (draws, …) each; a sample's are its own in any batch."""
-        shapes = [shape for curvature in self.curvatures for shape in curvature.sign_shapes()]
-        count, indices = self.batch.count, self.batch.indices.to(self.device)
-        made = partial(index_signs, draws=len(draws), first_draw=draws.start, dtype=self.dtype)
-        # Making signs takes many small steps, so all that are a sample's own are made at once.
-        each = [shape.numel() // count if _counts_samples(shape, count) else 0 for shape in shapes]
-        together = iter(made(_key(seed, 0), indices=indices, count=sum(each)).split(each, 2))
-        found = []
-        for number, (shape, own) in enumerate(zip(shapes, together)):
-            if not shape.numel():  # nothing was routed here
-                signs = own.new_ones(len(draws), *shape)
-            elif not own.shape[2]:  # rows that are no sample's own, by routing: theirs are the batch's
-                signs = made(_key(seed, 1 + number), indices=indices[:1], count=shape.numel()).reshape(-1, *shape)
-            elif shape[0] % count == 0:
-                signs = own.reshape(-1, *shape)
-            else:
-                signs = own.reshape(-1, count, shape[0], *shape[2:]).transpose(1, 2)
-            found.append(signs)
-        left = iter(found)
-        return [[next(left) for _ in curvature.sign_shapes()] for curvature in self.curvatures]
+    def _signs(self, seed: int, draws: range) -> Iterator[list[Tensor]]:
+        """Yield the signs of each operation, one tensor (draws, *shape) for every part of its second derivative.
+
+        All of them are cut from one row of bits a sample: hashes of their own for each operation would take longer than
+        pulling the columns back.
+        """
+        count = self.batch.count
+        shapes = [curvature.sign_shapes() for curvature in self.curvatures]
+        every = [shape for parts in shapes for shape in parts]
+        own = [shape.numel() // count for shape in every if _place_of_samples(shape, count) is not None]
+        shared = [shape.numel() for shape in every if _place_of_samples(shape, count) is None]
+        signs = partial(index_signs_in_parts, draws=len(draws), first_draw=draws.start, dtype=self.dtype)
+        indices = self.batch.indices.to(self.device)
+        # Rows that are no sample's own, by routing, take the batch's; neither are those of the loss's own sketches.
+        keys = splitmix64(seed, torch.arange(2, device="cpu")).tolist()
+        of_samples = signs(keys[0], indices=indices, counts=own)
+        of_batch = signs(keys[1], indices=indices[:1], counts=shared)
+        for parts in shapes:
+            found = []
+            for shape in parts:
+                place = _place_of_samples(shape, count)
+                if place is None:
+                    found.append(next(of_batch).reshape(-1, *shape))
+                else:
+                    first = (count, *shape[:place], *shape[place + 1 :]) if place else shape
+                    found.append(next(of_samples).reshape(-1, *first).movedim(1, 1 + place))
+            yield found
 
 
-def _counts_samples(shape: torch.Size, count: int) -> bool:
-    """Whether samples stand first, or second, in a shape."""
-    return bool(len(shape) and (shape[0] % count == 0 or (len(shape) > 1 and shape[1] == count)))
-
-
-def _key(seed: int, place: int) -> int:
-    return int(splitmix64(seed, torch.tensor(place)))
+def _place_of_samples(shape: torch.Size, count: int) -> int | None:
+    """Return the dimension that counts the samples, or multiples of them, if there is one."""
+    if len(shape) and shape.numel() and shape[0] % count == 0:
+        return 0
+    return 1 if len(shape) > 1 and shape.numel() and shape[1] == count else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,15 +34,32 @@ def index_signs(
     """Signs ±1 ``(draws, B, count)``, each a function of (seed, draw, sample index, position) alone.
 
     Integer arithmetic is the same on every device, so the signs are made where the indices are, in the ``dtype`` asked
-    for: the bits of a word are looked up byte by byte. ``first_draw`` is the number of the first draw, for those who
-    take them in several calls.
+    for. ``first_draw`` is the number of the first draw, for those who take them in several calls.
     """
+    return next(index_signs_in_parts(seed, draws, indices, [count], first_draw=first_draw, dtype=dtype))
+
+
+def index_signs_in_parts(
+    seed: int,
+    draws: int,
+    indices: Tensor,
+    counts: Sequence[int],
+    *,
+    first_draw: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Iterator[Tensor]:
+    """Yield signs ``(draws, B, count)`` for each count, from one hash of all, which keeps eight signs in a byte."""
     device = indices.device
-    state = splitmix64(0, torch.tensor(seed, device=device))
+    state: int | Tensor = int(splitmix64(0, torch.tensor(seed, device="cpu")))
     state = splitmix64(state, torch.arange(first_draw, first_draw + draws, device=device)[:, None])
     state = splitmix64(state, indices[None].to(torch.int64))
-    words = splitmix64(state[..., None], torch.arange(-(-count // _WORD), device=device))
+    sizes = [-(-count // _BYTE) for count in counts]
+    words = splitmix64(state[..., None], torch.arange(-(-sum(sizes) * _BYTE // _WORD), device=device))
     # A word's lowest byte comes first in memory, on every processor and device that torch is built for.
-    places = words.view(torch.uint8).reshape(-1).int()
-    signs = _signs_of_bytes(dtype, device).index_select(0, places)
-    return signs.view(*state.shape, words.shape[-1] * _WORD)[..., :count].contiguous()
+    rows = words.view(torch.uint8)
+    signs, start = _signs_of_bytes(dtype, device), 0
+    for count, size in zip(counts, sizes):
+        places = rows[..., start : start + size].reshape(-1).int()
+        found = signs.index_select(0, places).view(*state.shape, size * _BYTE)
+        yield found[..., :count].contiguous()
+        start += size
