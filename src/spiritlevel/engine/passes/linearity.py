@@ -3,7 +3,8 @@
 If the outputs are piecewise linear in one layer's weights, that layer's block of the Hessian *is* its Gauss–Newton
 block.  The second derivative of u·f (u random, no loss involved) along random directions is then exactly 0.0, in the
 model's own dtype; any smooth operation on the way makes it differ from zero for the samples that reach it.  So every
-batch is looked at, unless nothing among the recorded operations could ever be curved.
+batch is looked at, unless nothing among the recorded operations could ever be curved.  A layer below an operation that
+is straight nowhere is called curved by the graph alone: that claims nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from spiritlevel.engine.estimators.probes import normal_like
+from spiritlevel.engine.operations.finding import find_operations
 from spiritlevel.engine.operators.derivative_check import path_of, require_true_gradient
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.piecewise import linear_by_nature
@@ -22,6 +25,7 @@ from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.side_stream import side_stream
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.torch_internals import nodes, operations
 
 
 class Linearity:
@@ -30,7 +34,8 @@ class Linearity:
     def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
-        self._natural = True  # so far no operation was seen that could be curved
+        self._plain = True  # so far no operation was seen that could be curved
+        self._natural = True  # nor above any layer that may be exact
         self._left = False  # nor did a value leave the graph
         self._trusted = False
         self._drawn: dict[int, Tensor] = {}
@@ -56,8 +61,12 @@ class Linearity:
         if not outputs.requires_grad or graph.signature in self._settled:
             return
         natural = linear_by_nature(graph)
-        if not natural and self._natural:
-            self._natural = self._trusted = False
+        if not natural:
+            self._leave_out_curved(*((outputs, graph) if few is None else (few[0], few[2])))
+            natural = linear_by_nature(graph, {place for name in self._open for place in self._ids(name)})
+            if self._plain or (self._natural and not natural):
+                self._trusted = False  # something to look at that was not there before
+            self._plain, self._natural = False, self._natural and natural
         if self.problem.device.type != "cuda":
             self._trust()
         if natural:
@@ -66,8 +75,7 @@ class Linearity:
                 outputs, recorder, _ = few
         weights = self._random(outputs, 0)
         scalar = (weights * outputs).sum()
-        open_layers = [name for name, exact in self.exact.items() if exact]
-        from_output = [name for name in open_layers if name in covered and name in recorder.called_once()]
+        from_output = [name for name in self._open if name in covered and name in recorder.called_once()]
         # A max-pooling and a ReLU in between, recognised as torch's own, are linear on every piece.
         edges = {name: recorder.stops[name] for name in from_output}
         # All outputs at once: a piecewise-linear network is piecewise linear in all of them jointly.
@@ -77,11 +85,32 @@ class Linearity:
             together = len(left) < len(edges) and not self._any_is_curved(scalar, left)
             for name in from_output:
                 self.exact[name] = name in left and (together or not self._is_curved(scalar, edges[name]))
-        for name in open_layers:
+        for name in self._open:
             if name not in edges:
                 own = self.problem.layers[name].parameters.values()
                 tensors = [self.problem.chosen_parameters[full] for full in own]
                 self.exact[name] = not self._is_curved(scalar, tensors)
+
+    @property
+    def _open(self) -> list[str]:
+        """The layers that nothing curved was seen of so far."""
+        return [name for name, exact in self.exact.items() if exact]
+
+    def _ids(self, name: str) -> set[int]:
+        return {id(self.problem.chosen_parameters[full]) for full in self.problem.layers[name].parameters.values()}
+
+    def _leave_out_curved(self, outputs: Tensor, graph: Graph) -> None:
+        """Close the layers below an operation that is straight nowhere, where the outputs hang on what it gives."""
+        bits = {name: 1 << place for place, name in enumerate(self._open)}
+        found = find_operations(graph, {place: bit for name, bit in bits.items() for place in self._ids(name)})
+        curved = [one for one in found.operations if nodes.name_of(one.node) in operations.CURVED_EVERYWHERE]
+        if not curved:
+            return
+        ends = [GradientEdge(one.node, 0) for one in curved]
+        gradients = torch.autograd.grad(outputs, ends, self._random(outputs, 0), retain_graph=True)
+        seen = torch.stack([gradient.any() for gradient in gradients]).tolist()
+        masks = [one.parameters for one, some in zip(curved, seen) if some]
+        self.exact |= {name: False for name, bit in bits.items() if any(mask & bit for mask in masks)}
 
     def _any_is_curved(self, scalar: Tensor, edges: Mapping[str, list[Any]]) -> bool:
         return bool(edges) and self._is_curved(scalar, [edge for group in edges.values() for edge in group])
@@ -103,14 +132,14 @@ class Linearity:
         """Look once whether derivatives are what they claim to be.
 
         Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.  Where no operation
-        could be curved they are torch's own, and so is the gradient, unless a value left the graph or the loss is the
-        user's: then it is all there is to look at.
+        above a layer that may be exact could be curved they are torch's own.  So is the gradient where there is no such
+        operation anywhere, unless a value left the graph or the loss is the user's; else it is all there is to look at.
         """
         if self._trusted:
             return
         self._trusted = True
         if self._natural:
-            if self._left or isinstance(self.problem.loss, CallableLoss):
+            if not self._plain or self._left or isinstance(self.problem.loss, CallableLoss):
                 require_true_gradient(self.problem)
             return
         wrong = path_of(self.problem).wrong
@@ -119,9 +148,8 @@ class Linearity:
 
     def _distrust_custom_functions(self, graph: Graph) -> None:
         """Layers before a custom autograd function cannot be verified: its backward may hide its curvature."""
-        for name, layer in self.problem.layers.items():
-            tensors = [self.problem.chosen_parameters[full] for full in layer.parameters.values()]
-            if any(id(tensor) in graph.before_custom for tensor in tensors):
+        for name in self.problem.layers:
+            if not graph.before_custom.isdisjoint(self._ids(name)):
                 self.exact[name] = False
 
     def _random(self, like: Tensor, place: int) -> Tensor:

@@ -7,10 +7,11 @@ holds for all that went through the same operations.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from spiritlevel.engine.passes.graph import Graph
-from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals import nodes, operations
 
 # Linear in all their inputs together, or made of pieces that are, by the names under which autograd records them.
 _LINEAR = {
@@ -53,21 +54,39 @@ _NORMS = nodes.BATCH_NORMS
 _RESHAPED = {nodes.MATRIX_TRANSPOSE, nodes.TRANSPOSE, nodes.VIEW, nodes.RESHAPE_ALIAS, nodes.EXPAND}
 
 
-def linear_by_nature(graph: Graph) -> bool:
+def linear_by_nature(graph: Graph, parameters: Container[int] | None = None) -> bool:
     """Whether the outputs are piecewise linear in each parameter because nothing behind them is anything else.
 
     A product must be one with a parameter that is used nowhere else, so that moving one parameter moves one factor.
+    Where ids of some ``parameters`` are given only what lies above these is looked at.
     """
-    for node in graph.nodes:
+    reached = graph.nodes if parameters is None else _above(graph, parameters)
+    for node in reached:
         if nodes.name_of(node) in _LINEAR:
             continue
+        factors = [child for child, _ in node.next_functions if child in reached]
+        if nodes.name_of(node) == operations.LAYER_NORM and parameters is not None:
+            if node.next_functions[0][0] in reached:
+                return False
+            continue  # what is normalised stays; its weight and bias come in as they do elsewhere
         averaged = nodes.name_of(node) in _NORMS and nodes.saved(node, "training") is False
         if nodes.name_of(node) not in _PRODUCTS and not averaged:
             return False
-        factors = [child for child, _ in node.next_functions if child is not None]
         if sum(not _is_lone_parameter(child, graph) for child in factors) > 1:
             return False
     return True
+
+
+def _above(graph: Graph, parameters: Container[int]) -> set[Any]:
+    """Return the nodes that some parameters reach, themselves included."""
+    stack = [leaf for parameter, leaf in graph.leaves.items() if parameter in parameters]
+    found: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(graph.consumers.get(node, []))
+    return found
 
 
 def _is_lone_parameter(node: Any, graph: Graph) -> bool:

@@ -61,6 +61,11 @@ WEIGHTED = frozenset({nodes.CONVOLUTION, "MvBackward0", "DotBackward0", "PreluKe
 SOFTMAX = frozenset({"SoftmaxBackward0", "SafeSoftmaxBackward0"})
 LOG_SOFTMAX = "LogSoftmaxBackward0"
 LAYER_NORM, GROUP_NORM = "NativeLayerNormBackward0", "NativeGroupNormBackward0"
+# Straight nowhere, so that nothing has to be computed to call them curved; products of matrices that meet are too.
+CURVED_EVERYWHERE = frozenset(
+    {"ErfBackward0", "ExpBackward0", "GeluBackward0", "SigmoidBackward0", "SiluBackward0", "TanhBackward0"}
+    | {LOG_SOFTMAX, LAYER_NORM, GROUP_NORM, *SOFTMAX, *MATRIX_PRODUCTS}
+)
 # Curved in one input, known only by their products.
 APPLIED = frozenset(
     {
