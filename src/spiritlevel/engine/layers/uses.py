@@ -23,6 +23,7 @@ from spiritlevel.engine.layers.sample_gradients import (
 )
 from spiritlevel.engine.layers.summed_gradients import SummedGradients
 from spiritlevel.inputs.torch_internals import nodes, operations
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Uses:
         edge = GradientEdge(*use.made)
 
         def pull(one: Tensor) -> Tensor:
-            return torch.autograd.grad(edge, self.parameter, one, retain_graph=True)[0]
+            return vjp(edge, [self.parameter], one, retain_graph=True)[0]
 
         found: Tensor = torch.func.vmap(pull)(gradient.flatten(0, 1))
         return DirectGradients(found.unflatten(0, gradient.shape[:2]))

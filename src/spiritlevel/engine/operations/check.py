@@ -22,6 +22,7 @@ from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 OTHERS = 4  # layers looked at beside those that see every operation
 # Of the sizes of what is added up: rounding of derivatives in the model's own precision.
@@ -89,8 +90,9 @@ class _OperationCheck:
         leaves = [tensor for own in tensors.values() for tensor in own]
         if not leaves:
             return []
-        with_graph = partial(torch.autograd.grad, create_graph=True, allow_unused=True, materialize_grads=True)
-        gradient = dict(zip(map(id, leaves), with_graph(self.scalar, leaves)))
+        one = torch.ones_like(self.scalar)
+        with_graph = partial(vjp, create_graph=True, materialize_grads=True)
+        gradient = dict(zip(map(id, leaves), with_graph(self.scalar, leaves, one)))
         cotangents = [
             torch.zeros(nodes.shape_of(*edge), dtype=self.outputs.dtype, device=self.outputs.device).requires_grad_()
             for edge in self.edges
@@ -130,7 +132,7 @@ def _along(values: list[Tensor], inputs: list[Tensor], direction: list[Tensor]) 
     dependent = [(value, part) for value, part in zip(values, direction) if value.requires_grad]
     if not dependent:
         return [None] * len(inputs)
-    found = torch.autograd.grad(
+    found = vjp(
         [value for value, _ in dependent],
         inputs,
         [part for _, part in dependent],

@@ -22,6 +22,7 @@ from spiritlevel.engine.operations.local_curvature import (
     WeightedSpread,
 )
 from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 
 def pointwise_curvature(node: Any, source: GradientEdge, gradient: Tensor) -> LocalCurvature:
@@ -29,9 +30,7 @@ def pointwise_curvature(node: Any, source: GradientEdge, gradient: Tensor) -> Lo
     slope = _slope(node, source, gradient)
     if slope is None:
         return Diagonal(torch.zeros_like(gradient))
-    (bend,) = torch.autograd.grad(
-        slope, source, torch.ones_like(slope), retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+    (bend,) = vjp(slope, [source], torch.ones_like(slope), retain_graph=True, allow_unused=True, materialize_grads=True)
     return Diagonal(bend.detach())
 
 
@@ -43,9 +42,7 @@ def applied_curvature(node: Any, source: GradientEdge, gradient: Tensor) -> Loca
     def apply(tangent: Tensor) -> Tensor:
         if slope is None:
             return torch.zeros_like(tangent)
-        (found,) = torch.autograd.grad(
-            slope, source, tangent, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        (found,) = vjp(slope, [source], tangent, retain_graph=True, allow_unused=True, materialize_grads=True)
         return found.detach()
 
     return Applied(apply, shape)
@@ -53,7 +50,7 @@ def applied_curvature(node: Any, source: GradientEdge, gradient: Tensor) -> Loca
 
 def _slope(node: Any, source: GradientEdge, gradient: Tensor) -> Tensor | None:
     """Return g φ'(h) with the graph of its own computation, None where it does not depend on h."""
-    (slope,) = torch.autograd.grad(GradientEdge(node, 0), source, gradient, create_graph=True, allow_unused=True)
+    (slope,) = vjp(GradientEdge(node, 0), [source], gradient, create_graph=True, allow_unused=True)
     return slope if slope is not None and slope.requires_grad else None
 
 

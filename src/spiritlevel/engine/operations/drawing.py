@@ -17,6 +17,7 @@ from spiritlevel.inputs.losses.signs import index_signs_in_parts
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.splitmix import splitmix64
 from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 
 def loss_gradient(problem: OpenProblem, batch: Batch, outputs: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ class CurvedBatch:
         self.batch, self.operations = batch, operations
         self.dtype, self.device = outputs.dtype, outputs.device
         ends = [GradientEdge(operation.node, 0) for operation in operations]
-        gradients = torch.autograd.grad(outputs, ends, slope, retain_graph=True) if ends else []
+        gradients = vjp(outputs, ends, slope, retain_graph=True) if ends else []
         self.curvatures: list[LocalCurvature] = [
             operation.curvature(gradient) for operation, gradient in zip(operations, gradients)
         ]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from spiritlevel.inputs.torch_internals.backward import vjp
+
 Parts = list[Tensor]  # one tensor (K, *shape) a parameter
 
 
@@ -29,9 +31,7 @@ def vector_jacobian(
     """Return Σ_i ∂(values_i · block_i[k])/∂inputs for every k; the graph is retained."""
 
     def pull(*cotangents: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(
-            values, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        return vjp(values, inputs, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True)
 
     count = len(blocks[0])
     if min(together, count) == 1:
@@ -84,15 +84,15 @@ def derivative_along(
     cotangent, pulled, pushed = _pulled_back(values, tensors, direction)
     if not pulled:
         return torch.zeros_like(values)
-    return torch.autograd.grad(
+    found: Tensor = vjp(
         pulled,
-        cotangent,
+        [cotangent],
         pushed,
         create_graph=create_graph,
         retain_graph=True,
-        allow_unused=True,
         materialize_grads=True,
     )[0]
+    return found
 
 
 def _pulled_back(
@@ -102,6 +102,6 @@ def _pulled_back(
     cotangent = torch.zeros_like(values, requires_grad=True)
     if not values.requires_grad:
         return cotangent, [], []
-    parts = torch.autograd.grad(values, tensors, cotangent, create_graph=True, allow_unused=True)
+    parts = vjp(values, tensors, cotangent, create_graph=True, allow_unused=True)
     used = [(part, vector) for part, vector in zip(parts, vectors) if part is not None and part.requires_grad]
     return cotangent, [part for part, _ in used], [vector for _, vector in used]

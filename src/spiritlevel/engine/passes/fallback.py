@@ -13,6 +13,7 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import map_tensors, slice_batch, tensors_of
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import differ
+from spiritlevel.inputs.torch_internals.backward import vjp
 from spiritlevel.values.errors import SpiritlevelError
 
 # Numbers of gradient formed at once, over all columns.
@@ -82,9 +83,7 @@ class Fallback:
         for i in range(columns.shape[1]):
             outputs = self._alone(slice_batch(content, i, i + 1), columns.shape[2:])
             per_column = [
-                torch.autograd.grad(
-                    outputs, tensors, column[i], retain_graph=True, allow_unused=True, materialize_grads=True
-                )
+                vjp(outputs, tensors, column[i], retain_graph=True, allow_unused=True, materialize_grads=True)
                 for column in columns
             ]
             rows.append([torch.stack(parts) for parts in zip(*per_column)])
@@ -118,9 +117,7 @@ class _Known:
         cotangent = torch.zeros_like(outputs)
         cotangent[part] = combined
         tensors = [fallback.problem.chosen_parameters[name] for name in self.names]
-        self.sums = torch.autograd.grad(
-            outputs, tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        self.sums = vjp(outputs, tensors, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True)
 
     def agrees(self, found: Mapping[str, Tensor], outputs: Tensor) -> bool:
         """Whether gradients {name: (K, b, *shape)} and outputs are those of the batch."""

@@ -26,6 +26,7 @@ from spiritlevel.engine.passes.side_stream import side_stream
 from spiritlevel.inputs.losses.custom import CallableLoss
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes, operations
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 
 class Linearity:
@@ -107,7 +108,7 @@ class Linearity:
         if not curved:
             return
         ends = [GradientEdge(one.node, 0) for one in curved]
-        gradients = torch.autograd.grad(outputs, ends, self._random(outputs, 0), retain_graph=True)
+        gradients = vjp(outputs, ends, self._random(outputs, 0), retain_graph=True)
         seen = torch.stack([gradient.any() for gradient in gradients]).tolist()
         masks = [one.parameters for one, some in zip(curved, seen) if some]
         self.exact |= {name: False for name, bit in bits.items() if any(mask & bit for mask in masks)}
@@ -178,6 +179,6 @@ class Linearity:
         if not dependent:
             return False
         directions = [self._random(gradient, place) for place, gradient in enumerate(dependent, 1)]
-        second = torch.autograd.grad(dependent, inputs, directions, retain_graph=True, allow_unused=True)
+        second = vjp(dependent, inputs, directions, retain_graph=True, allow_unused=True)
         curved = [gradient.any() for gradient in second if gradient is not None]
         return bool(torch.stack(curved).any()) if curved else False

@@ -17,6 +17,7 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.losses import CrossEntropy, NormalizedCrossEntropy
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _forward_mode_agrees(problem: OpenProblem, batch: Batch) -> bool:
         return not bool(along.any())
     generator = torch.Generator().manual_seed(problem.seed)
     cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
-    pulled = torch.autograd.grad(outputs, problem.tensors, cotangent, allow_unused=True, materialize_grads=True)
+    pulled = vjp(outputs, problem.tensors, cotangent, allow_unused=True, materialize_grads=True)
     back = sum(float((g.double() * t.detach().double()).sum()) for g, t in zip(pulled, problem.tensors))
     products = cotangent.double() * along.double()
     tolerance = 1e-3 if problem.dtype == torch.float32 else 1e-9

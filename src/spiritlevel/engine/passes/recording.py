@@ -22,6 +22,7 @@ from spiritlevel.engine.passes.stages import RowChannels, Stages
 from spiritlevel.inputs.chosen_parameters import Layer
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 USE = "use of "  # before the name of a parameter whose own uses are recorded, not its module's calls
 _NO_MODULE = nn.Identity()
@@ -133,9 +134,7 @@ class Recorder:
         edges = [edge for name in names for edge in self.stops[name]]
         if not edges:
             return {}
-        flat = iter(
-            torch.autograd.grad(outputs, edges, cotangent, allow_unused=True, materialize_grads=False, **options)
-        )
+        flat = iter(vjp(outputs, edges, cotangent, allow_unused=True, **options))
         return {name: [_gated(next(flat), gate) for gate in self._gates_of(name)] for name in names}
 
     def pull_back_from(
@@ -152,7 +151,7 @@ class Recorder:
         reached: list[bool] = []
 
         def pull(*column: Tensor) -> list[Tensor]:
-            found = torch.autograd.grad(roots, edges, column, retain_graph=True, allow_unused=True)
+            found = vjp(roots, edges, column, retain_graph=True, allow_unused=True)
             reached[:] = [part is not None for part in found]
             return [part for part in found if part is not None]
 
@@ -230,9 +229,7 @@ class Recorder:
         if not edges:
             return {}
         # Not is_grads_batched: its older kind of map takes every convolution one by one.
-        flat = iter(
-            torch.func.vmap(lambda column: torch.autograd.grad(outputs, edges, column, retain_graph=True))(columns)
-        )
+        flat = iter(torch.func.vmap(lambda column: vjp(outputs, edges, column, retain_graph=True))(columns))
         return {name: [next(flat) for _ in self.stops[name]] for name in names}
 
     def _apart(self, start: Tensor | GradientEdge, columns: Tensor, names: list[str]) -> dict[str, list[Tensor]]:
@@ -242,7 +239,7 @@ class Recorder:
             return {}
         gathered: list[Tensor | None] = []
         for k, column in enumerate(columns):
-            deltas = torch.autograd.grad(start, edges, column, retain_graph=True, allow_unused=True)
+            deltas = vjp(start, edges, column, retain_graph=True, allow_unused=True)
             if k == 0:
                 gathered = [None if d is None else d.new_empty((len(d), len(columns), *d.shape[1:])) for d in deltas]
             for into, delta, gate in zip(gathered, deltas, gates):  # while it is still in the cache

@@ -29,6 +29,7 @@ from spiritlevel.inputs.contents import Content, slice_batch
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals.backward import vjp
 
 # Samples on which a layer's rule is held against autograd.
 TRIED = 8
@@ -195,7 +196,7 @@ def _agreeing_layers(
     if content is not None:  # autograd would let gradients of the parameters themselves wait for other work with them
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
         own_outputs = problem.outputs(content, leaves)
-    gradients = torch.autograd.grad(
+    gradients = vjp(
         own_outputs, list(leaves.values()), weighted, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     comparison = _RuleComparison(problem, recorder, coefficients, dict(zip(leaves, gradients)))

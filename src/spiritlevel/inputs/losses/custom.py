@@ -14,6 +14,7 @@ from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.applied import applied_factor, general_vectors
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch
 from spiritlevel.inputs.losses.indefinite import eigen_columns, signed_roots
+from spiritlevel.inputs.torch_internals.backward import vjp
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # A dense Λ of D outputs costs D products and an eigendecomposition of D³ for every sample: beyond it is only applied.
@@ -132,7 +133,7 @@ class CallableLoss(Loss):
             return torch.zeros_like(vectors, dtype=gradient.dtype)
         products = []
         for vector in vectors.to(gradient.dtype):
-            (product,) = torch.autograd.grad(gradient, outputs, vector, retain_graph=True, materialize_grads=True)
+            (product,) = vjp(gradient, [outputs], vector, retain_graph=True, materialize_grads=True)
             products.append(product)
         return torch.stack(products)
 

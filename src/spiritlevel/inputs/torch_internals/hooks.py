@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.inputs.torch_internals.backward import vjp
+
 HookTable = dict[int, Any]
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
@@ -62,7 +64,7 @@ def has_hidden_hooks(tensor: Tensor) -> bool:
         with torch.enable_grad():
             for size in (1e-8, 1.0, 1e8):  # some hooks change large or small gradients alone
                 sent = (size * pattern).reshape(tensor.shape).to(tensor)
-                (found,) = torch.autograd.grad(tensor.view_as(tensor), tensor, sent)
+                (found,) = vjp(tensor.view_as(tensor), [tensor], sent)
                 if not torch.equal(found, sent):
                     return True
     finally:

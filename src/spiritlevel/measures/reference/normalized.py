@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import minimize
 from torch import Tensor
 
 from spiritlevel.inputs.weight_matrices import as_matrix
@@ -37,6 +36,8 @@ def normalized_sharpness(dense: Dense, lam: float = 0.5, clip: str = "zero", **_
 
 
 def _minimum(h: np.ndarray, w2: np.ndarray) -> float:
+    from scipy.optimize import minimize
+
     while True:
         rows = (h.sum(1) > 0) & (w2.sum(1) > 0)
         columns = (h.sum(0) > 0) & (w2.sum(0) > 0)
