@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +43,12 @@ def _tried(module: nn.Module) -> str:
     if any(tensor.ndim != 1 for tensor in own.values()) or weight.numel() == 0:
         return ""
     # Random parameters, because those at hand may be zero or symmetric and fit both ways.
-    generator = torch.Generator().manual_seed(0)
-    matrix, *vector = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(weight.device)
-        for shape in (weight.shape, *(tensor.shape for tensor in own.values()))
-    )
+    generator = torch.Generator(weight.device).manual_seed(0)  # where they are used: there may be millions
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64, device=weight.device)
+    matrix, *vector = (draw(shape) for shape in (weight.shape, *(tensor.shape for tensor in own.values())))
     parameters = {matrices[0]: matrix, **dict(zip(own, vector))}
     for words, product in (("inputs first", matrix), ("outputs first", matrix.T)):
-        inputs = torch.randn(2, 3, len(product), generator=generator, dtype=torch.float64).to(weight.device)
+        inputs = draw((2, 3, len(product)))
         if vector and len(vector[0]) != product.shape[1]:
             continue
         expected = inputs @ product + (vector[0] if vector else 0.0)

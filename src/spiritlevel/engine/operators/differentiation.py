@@ -84,7 +84,7 @@ def derivative_along(
     cotangent, pulled, pushed = _pulled_back(values, tensors, direction)
     if not pulled:
         return torch.zeros_like(values)
-    found: Tensor = vjp(
+    return vjp(
         pulled,
         [cotangent],
         pushed,
@@ -92,7 +92,6 @@ def derivative_along(
         retain_graph=True,
         materialize_grads=True,
     )[0]
-    return found
 
 
 def _pulled_back(

@@ -31,9 +31,9 @@ def vjp(
     create_graph: bool = False,
     allow_unused: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     """Return Σ vector·∂output/∂input for every input, as ``torch.autograd.grad`` does with vectors as grad_outputs."""
-    ends = (outputs,) if isinstance(outputs, (Tensor, GradientEdge)) else tuple(outputs)
+    ends: Any = (outputs,) if isinstance(outputs, (Tensor, GradientEdge)) else tuple(outputs)
     given = (vectors,) if isinstance(vectors, Tensor) else tuple(vectors)
     places = tuple(inputs)
     tensors = [one for one in (*ends, *places, *given) if isinstance(one, Tensor)]
