@@ -90,3 +90,18 @@ def test_float32_verification_of_every_architecture() -> None:
         x = x.float() if x.is_floating_point() else x
         blocks = Blocks(opened(case.model().float(), (x, y), batch_size=4))
         assert {layer for layer, exact in blocks.exact_layers.items() if not exact} == case.smooth, name
+
+
+def test_derivatives_are_checked_where_something_may_be_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what is curved everywhere nothing is claimed; above it torch's own linear operations are left."""
+
+    def refused(problem: Any) -> Any:
+        raise AssertionError("products were checked, which nothing asked for")
+
+    monkeypatch.setattr("spiritlevel.engine.passes.linearity.path_of", refused)
+    case = SMOOTH["gelu"]
+    blocks = Blocks(opened(case.model(), case.data(), batch_size=4))
+    assert blocks.exact_layers == {"0": False, "2": True, "4": True}
+    hardswish = nn.Sequential(nn.Linear(3, 4), nn.Hardswish(), nn.Linear(4, 2))
+    with pytest.raises(AssertionError, match="nothing asked for"):  # straight in places: its zeros must be trusted
+        Blocks(opened(hardswish, (torch.randn(8, 3), torch.arange(8) % 2)))
