@@ -121,14 +121,15 @@ def test_places_in_training_are_read_from_names(labels: list[str], unit: str, pl
 
 def test_the_command_line_measures_the_same_again() -> None:
     request = {
-        "model": "my file.py:Net", "data": "digits", "model_args": {"width": 3}, "samples": 100, "seed": 2,
-        "measures": ["default", "aceht"], "settings": {"aceht": {"bias": False}}, "loss": "cross_entropy",
+        "model": "my file.py:Net", "data": "digits", "model_args": {"width": 3}, "key": None,
+        "loss": "cross_entropy", "samples": 100, "seed": 2, "parameters": [], "measures": ["default", "aceht"],
+        "settings": {"aceht": {"bias": False}}, "search": False, "probes": 4,
     }  # fmt: skip
     line = settings.command_of(page.of_reports(made_report(request=request)))
     assert shlex.split(line) == [
         "spiritlevel", "measure", "my file.py:Net", "runs/a.pt", "--data", "digits", "--model-args", "width=3",
         "--loss", "cross_entropy", "--samples", "100", "--seed", "2", "--measures", "default,aceht",
-        "--set", "aceht.bias=False",
+        "--set", "aceht.bias=False", "--no-search", "--probes", "4",
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -62,7 +62,7 @@ def run_audit(options: dict[str, Any]) -> int:
         tolerance=request.tolerance,
         progress=not quiet,
     )
-    found = replace(found, base=found.base.described(**subject.facts(weights)))
+    found = replace(found, base=found.base.described(**subject.facts(weights, **chosen_of(options, _OPTIONS))))
     if options.get("html") is not None:
         found.html(options["html"])
     deliver(found, options)

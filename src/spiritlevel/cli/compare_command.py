@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -96,7 +96,7 @@ def _networks(options: dict[str, Any]) -> Any:
         problem = subject.problem(path)
         # The next file is loaded into the same network, so this one is kept as a copy.
         problems[label] = problem.on_network(copy.deepcopy(problem.model))
-        headers[label] = subject.facts(path)
+        headers[label] = subject.facts(path, **chosen_of(options, _OPTIONS))
         notes += subject.notes
     if options.get("dry_run"):
         show_lines(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))

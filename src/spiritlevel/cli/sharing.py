@@ -47,6 +47,12 @@ def with_options_of(
     return wrap
 
 
+def chosen_of(options: Mapping[str, Any], own: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    """Return what was chosen, other than by default, among a command's own options."""
+    every = {each.name: options.get(each.name, each.default) for each in own if not _is_argument(each)}
+    return {each.name: every[each.name] for each in own if each.name in every and every[each.name] != each.default}
+
+
 def _is_argument(parameter: inspect.Parameter) -> bool:
     import typer
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.failures import DONE, NOT_OK
-from spiritlevel.cli.sharing import Command, option, request_of, with_options_of
+from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -70,7 +70,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
         **choices,
     )
     found = found.described(
-        **subject.facts(weights),
+        **subject.facts(weights, **chosen_of({**options, "figure": None}, _OPTIONS)),
         notes=[*found.header.notes, *subject.notes],
         learning_rate=options.get("learning_rate"),
     )

@@ -122,15 +122,18 @@ class Subject:
     def _described(self, report: Report, weights: str | None) -> Report:
         return report.described(**self.facts(weights), notes=[*report.header.notes, *self.notes])
 
-    def facts(self, weights: str | None) -> dict[str, Any]:
-        """Return what a command knows of a network and a problem does not: what it is called and who asked for it."""
+    def facts(self, weights: str | None, **own: Any) -> dict[str, Any]:
+        """Return what a command knows of a network and a problem does not: what it is called and who asked for it.
+
+        ``own`` are the options of the command's own that decide the numbers.
+        """
         return {
             "model": self.named.name,
             "weights": weights or self.named.weights,
             "data": self.named.data.name,
             "split": self.named.data.split,
             "trained": self.trained,
-            "request": self.request.record(),
+            "request": {**self.request.record(), **own},
         }
 
 

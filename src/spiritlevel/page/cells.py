@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from spiritlevel.page.parts import Cell
 from spiritlevel.results.numerals import MISSING, how_text, plain, residual_of, value_text
@@ -25,6 +26,13 @@ def value(estimate: Estimate | None) -> Cell:
     if text == MISSING:
         return Cell(MISSING, kind="missing")
     return Cell(_SIGN.get(estimate.how, "") + text, value=estimate.value)
+
+
+def value_over_samples(estimate: Estimate | None) -> Cell:
+    """Return the value, and below it the error over the samples: an exact value of some samples is no exact truth."""
+    cell = value(estimate)
+    error = over_samples(estimate).text
+    return replace(cell, small=f"{error} over samples") if error and cell.kind != "missing" else cell
 
 
 def over_samples(estimate: Estimate | None) -> Cell:

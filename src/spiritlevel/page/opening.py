@@ -41,7 +41,7 @@ def _of_comparison(content: PageContent) -> First:
             TableRow(
                 [
                     Cell(content.title(name), small=name),
-                    *(cells.value(e) for e in estimates),
+                    *(cells.value_over_samples(e) for e in estimates),
                     cells.shared_how(estimates),
                     Cell(words),
                 ]
@@ -89,7 +89,8 @@ def _of_spectrum(content: PageContent) -> First:
     label, found = next(iter(content.spectra.items()))
     report = found.report()
     rows = [
-        TableRow([Cell(report.title(name), small=name), cells.value(e), cells.how(e)]) for name, e in report.items()
+        TableRow([Cell(report.title(name), small=name), cells.value_over_samples(e), cells.how(e)])
+        for name, e in report.items()
     ]
     own = PageContent({label: report}, spectra=content.spectra, learning_rate=content.learning_rate)
     return First(
@@ -99,7 +100,7 @@ def _of_spectrum(content: PageContent) -> First:
         facts=facts.facts(own),
         notes=facts.notes(own),
         figure=density(found, content.learning_rate, "density"),
-        table=PageTable("first-table", ["quantity", "value", "how"], rows, numeric=[1]),
+        table=PageTable("first-table", ["quantity", "value", "how"], rows, note=" ".join(found.sentences), numeric=[1]),
         kind="spectrum",
     )
 
@@ -167,7 +168,7 @@ def _one_table(content: PageContent) -> PageTable:
             TableRow(
                 [
                     Cell(content.title(name), small=name),
-                    cells.value(estimate),
+                    cells.value_over_samples(estimate),
                     cells.how(estimate),
                     Cell(rescaling_words(content, name)),
                 ]
@@ -226,12 +227,18 @@ def _several_table(content: PageContent) -> PageTable:
         rows = []
         for name in measures_shown(content):
             estimates = [report.get(name) for report in content.reports.values()]
-            shown = [Cell(content.title(name), small=name), *(cells.value(e) for e in estimates)]
+            shown = [Cell(content.title(name), small=name), *(cells.value_over_samples(e) for e in estimates)]
             rows.append(TableRow([*shown, cells.shared_how(estimates)]))
         return PageTable("first-table", ["measure", *labels, "how"], rows, numeric=range(1, len(labels) + 1))
     names = measures_shown(content)[:3]
     rows = [
-        TableRow([Cell(label), cells.number_cell(report.loss, 3), *(cells.value(report.get(name)) for name in names)])
+        TableRow(
+            [
+                Cell(label),
+                cells.number_cell(report.loss, 3),
+                *(cells.value_over_samples(report.get(name)) for name in names),
+            ]
+        )
         for label, report in _spaced(content)
     ]
     return PageTable(

@@ -210,19 +210,24 @@ class Spectrum(Headed, ResultBase):
         from rich.console import Group
         from rich.text import Text
 
+        return Cleaned(Group(self.report().table(layers=False, notes=notes), *map(Text, self.sentences)))
+
+    @property
+    def sentences(self) -> list[str]:
+        """What a reader must know beside the numbers, a sentence each."""
         found = self.outliers
         against = f"; there are {found.classes} classes" if found.classes else ""
         bounds = self.negative_mass.details.get("bounds")
-        lines = []
+        unsure = []
         if bounds is not None:
-            lines.append(
+            unsure = [
                 f"So few nodes leave the share of negative eigenvalues between {bounds[0]:.2g} and {bounds[1]:.2g}."
-            )
-        lines += [
+            ]
+        return [
+            *unsure,
             f"Positive eigenvalues that stand apart from the bulk: {found.count}{against}.",
             f"{len(self.nodes)} probes of {self.nodes.shape[1]} steps; products by {self.path}.",
         ]
-        return Cleaned(Group(self.report().table(layers=False, notes=notes), *(Text(line) for line in lines)))
 
     # A spectrum's own figure is an image with matplotlib, written where it is asked for.
     def figure(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]

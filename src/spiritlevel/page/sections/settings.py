@@ -70,19 +70,28 @@ def command_of(content: PageContent) -> str:
     verbs = {"comparison": "compare", "audit": "audit", "spectrum": "spectrum"}
     verb = verbs.get(content.kind, "measure")
     words = ["spiritlevel", verb, str(request["model"]), *dict.fromkeys(weights), "--data", str(request.get("data"))]
-    for option in ("model_args", "data_args"):
-        for key, value in (request.get(option) or {}).items():
-            words += [f"--{option.replace('_', '-')}", f"{key}={value}"]
-    for option in ("data_root", "key", "loss", "samples", "seed", "batch_size", "device", "dtype", "mode", "tolerance"):
-        if request.get(option) is not None:
-            words += [f"--{option.replace('_', '-')}", str(request[option])]
-    for option in ("parameters", "measures"):
-        if request.get(option):
-            words += [f"--{option}", ",".join(map(str, request[option]))]
-    for name, own in (request.get("settings") or {}).items():
-        for key, value in own.items():
-            words += ["--set", f"{name}.{key}={value}"]
+    left_out = ("model", "data", "weights", *(("measures", "settings") if verb == "spectrum" else ()))
+    for option, value in request.items():
+        if option not in left_out:
+            words += _option_words(option, value)
     return shlex.join(words)
+
+
+def _option_words(option: str, value: Any) -> list[str]:
+    """Return an option as a command line takes it; nothing where nothing was said."""
+    name = option.replace("_", "-")
+    if value is None or value in ((), [], {}):
+        return []
+    if option == "settings":
+        pairs = [(measure, key, one) for measure, own in value.items() for key, one in own.items()]
+        return [word for measure, key, one in pairs for word in ("--set", f"{measure}.{key}={one}")]
+    if isinstance(value, Mapping):
+        return [word for key, one in value.items() for word in (f"--{name}", f"{key}={one}")]
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, (list, tuple)):
+        return [f"--{name}", ",".join(map(str, value))]
+    return [f"--{name}", str(value)]
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,50 @@
+"""The command that stands on a page measures the same again."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from spiritlevel.cli import main
+from tests.cli.material import MODULE
+
+COMMANDS = {
+    "one network": "measure NET a.pt DATA:pair --measures normalized_sharpness --set normalized_sharpness.lam=2",
+    "several": "measure NET a.pt b.pt DATA:part --data-args count=30 --measures weight_norm --dtype float64",
+    "a comparison": "compare NET a.pt b.pt DATA:pair --measures hessian_trace --groups 4 --no-search",
+    "an audit": "audit NET a.pt DATA:pair --measures weight_norm --strengths mild --alphas 2,4 --seed 3",
+    "a spectrum": "spectrum NET a.pt DATA:pair --probes 3 --steps 6 --operator ggn --samples 30",
+}
+
+
+def _shown(page: str) -> list[str]:
+    """Return what the cells of the first screen's table say."""
+    (table,) = re.findall(r'<table id="table-first-table".*?</table>', page, re.DOTALL)
+    cells = re.findall(r"<t[dh].*?</t[dh]>", table, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in cells]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_command_on_a_page_makes_the_page_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MODULE, encoding="utf-8")
+    for seed, name in enumerate(["a.pt", "b.pt"]):
+        torch.manual_seed(seed)
+        shapes = {"hidden.weight": (6, 4), "hidden.bias": (6,), "head.weight": (3, 6), "head.bias": (3,)}
+        torch.save({key: torch.randn(shape) for key, shape in shapes.items()}, name)
+    asked = shlex.split(COMMANDS[kind].replace("NET", "mine.py:Net").replace("DATA", "--data mine.py"))
+    assert main([*asked, "--quiet", "--html", "asked.html"]) == 0
+    page = Path("asked.html").read_text(encoding="utf-8")
+    (command,) = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    program, *words = shlex.split(html.unescape(command))
+    assert program == "spiritlevel"
+    assert main([*words, "--quiet", "--html", "again.html"]) == 0
+    first = _shown(page)
+    assert any(re.search(r"\d", cell) for cell in first)
+    assert _shown(Path("again.html").read_text(encoding="utf-8")) == first
+    assert {word for word in asked if word.startswith("--")} <= set(words), "what decides the numbers is on the page"
