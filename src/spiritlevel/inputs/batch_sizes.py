@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 LARGEST = 16384
 TRIED = 4  # samples
 # Of the memory built in, not of what is free at the moment: the same machine then takes the same batches.
-SHARE = 1 / 32
+SHARE, SHARE_OF_GRAPH = 1 / 32, 1 / 16
 CACHED = 32 * 2**20  # bytes: about what the caches of a processor hold
 
 
-def memory_share(device: torch.device) -> int:
-    """Return the bytes that one batch, or the gradients of its columns, may take on a GPU."""
+def memory_share(device: torch.device, share: float = SHARE) -> int:
+    """Return the bytes that the gradients of a batch's columns, or with its own share the graph, may take on a GPU."""
     total, limit = torch.cuda.get_device_properties(device).total_memory, memory_limit()
-    return int(SHARE * (total if limit is None else min(total, limit)))
+    return int(share * (total if limit is None else min(total, limit)))
 
 
 def batch_size_for(problem: OpenProblem) -> int:
@@ -44,4 +44,4 @@ def batch_size_for(problem: OpenProblem) -> int:
     each = max(taken / count_of(content), 1.0)
     if device.type != "cuda":
         return 2 * DEFAULT_BATCH_SIZE if 2 * DEFAULT_BATCH_SIZE * each <= CACHED else DEFAULT_BATCH_SIZE
-    return min(LARGEST, 1 << max(int(memory_share(device) / each), 1).bit_length() - 1)
+    return min(LARGEST, 1 << max(int(memory_share(device, SHARE_OF_GRAPH) / each), 1).bit_length() - 1)

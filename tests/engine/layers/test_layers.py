@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.layers.rules import rule_of
-from spiritlevel.engine.layers.sample_gradients import pad, patches
+from spiritlevel.engine.layers.sample_gradients import OuterGradients, pad, patches
 from spiritlevel.engine.passes.recording import USE, Recorder
 from spiritlevel.engine.passes.stages import Stages
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -235,3 +235,21 @@ def test_an_embedding_with_repeated_tokens_adds_before_squaring() -> None:
             ]
         )
         torch.testing.assert_close(found.squared_norms()[0], expected)
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize("positions", [1, 5, 90])
+def test_norms_of_drawn_columns_are_the_norms(columns: int, positions: int) -> None:
+    """By positions where these are few, by the gradients where they are many: to rounding the same."""
+    inputs, deltas = torch.randn(3, 2, positions, 40), torch.randn(columns, 3, 2, positions, 30)
+    expected = OuterGradients(inputs.double(), deltas.double(), torch.Size((60, 40))).squared_norms()
+    found = OuterGradients(inputs, deltas, torch.Size((60, 40)))
+    torch.testing.assert_close(found.sampled_norms().double(), expected, rtol=1e-5, atol=0)
+    assert (found._formed is None) == (positions < 90)
+
+
+def test_norms_of_drawn_columns_of_convolutions() -> None:
+    module = nn.Conv2d(8, 12, 2, stride=2, groups=2)
+    inputs, deltas = torch.randn(3, 8, 4, 4), torch.randn(5, 3, 12, 2, 2)
+    found = rule_of(module)(module, [inputs])([deltas])["weight"]
+    torch.testing.assert_close(found.sampled_norms().float(), found.squared_norms(), rtol=1e-4, atol=1e-6)

@@ -61,6 +61,10 @@ class SampleGradients(ABC):
         """Σ_k ‖M_kb‖², (B,), where the columns need not be told apart."""
         return self.squared_norms().sum(0)
 
+    def sampled_norms(self) -> Tensor:
+        """‖M_kb‖², (K, B), of columns that were drawn: rounding may take more digits than of those that are exact."""
+        return self.squared_norms()
+
     @abstractmethod
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         """Add Σ_kb c_kb M_kb² (entrywise), over each fold's share of the columns, to ``into`` (F, *shape)."""
@@ -184,6 +188,15 @@ class OuterGradients(SampleGradients):
         if not self.one_position:
             return self.formed().squared_norms()
         return (self.deltas.square().sum((-1, -2)) * self.inputs.square().sum((-1, -2))).sum(2)
+
+    def sampled_norms(self) -> Tensor:
+        columns, _, positions, outputs, fan_in = self._sizes()
+        by_positions = positions * (fan_in + columns * outputs)  # Σ_ts (δ_t·δ_s)(a_t·a_s): all columns share a_t·a_s
+        if self.one_position or self._formed is not None or by_positions >= columns * outputs * fan_in:
+            return self.squared_norms()
+        inner = self.inputs @ self.inputs.transpose(2, 3)  # (B, G, T, T)
+        products = (inner @ self.deltas) * self.deltas
+        return products.sum((2, 3, 4), dtype=torch.float64).clamp(min=0)
 
     def add_squares(self, into: Tensor, coefficients: Tensor) -> None:
         if not self.one_position:

@@ -259,7 +259,7 @@ class Accumulators:
         """
         norms = torch.full_like(coefficients, math.nan)  # what no chunk wrote may not pass for a number
         for part, some in gradients.chunks(self.chunk_numbers):
-            norms[:, part] = some.squared_norms() if self.wants or len(norms) > 1 else some.total_norms()
+            norms[:, part] = self._norms(some, len(norms))
             forms = {"trace": norms[:, part]}
             if self.wants:
                 forms |= self._add_forms(sums, full, folds, some, coefficients[:, part])
@@ -271,6 +271,14 @@ class Accumulators:
                 self.mean.add(full, some, first + part.start)
         sums.trace[folds] += _by_fold(coefficients * norms, folds).sum(1)
         return norms
+
+    def _norms(self, gradients: SampleGradients, count: int) -> Tensor:
+        """Return ‖·‖² of so many columns, or in one row of all together."""
+        if self.wants:  # which needs the gradients written out in any case
+            return gradients.squared_norms()
+        if self.spread is not None:
+            return gradients.sampled_norms()
+        return gradients.squared_norms() if count > 1 else gradients.total_norms()
 
     def _add_forms(
         self, sums: ParameterSums, full: str, folds: slice, gradients: SampleGradients, coefficients: Tensor

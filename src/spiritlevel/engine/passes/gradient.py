@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,6 @@ PIECES = 8  # at least this many pieces of the data have their gradients compare
 class GradientStats:
     """The mean loss's gradient, with the standard error its norm has from the finite number of samples."""
 
-    vector: Tensor  # (P,) float64, CPU
     norm: float
     noise: float | None  # root of the trace of the gradient's covariance over N; None with one sample
 
@@ -68,26 +68,28 @@ class GradientSums:
     def end(self) -> None:
         """Finish the batch."""
         for piece, vector in zip(self._pieces, self._vectors):
-            self.take(vector, self._weights[piece].sum())
+            self.take([vector[place] for place in self._places.values()], self._weights[piece].sum())
 
-    def take(self, vector: Tensor, mass: Tensor) -> None:
-        """Take in Σ w g of one piece, and its Σ w."""
-        self._total += vector
-        self._weighted += mass * vector
-        self._squares += vector @ vector
+    def take(self, parts: Sequence[Tensor], mass: Tensor) -> None:
+        """Take in Σ w g of one piece, parameter by parameter, and its Σ w: a large model has no room for copies."""
+        for part, place in zip(parts, self._places.values()):
+            flat = part.reshape(-1)
+            self._total[place] += flat
+            self._weighted[place] += mass * flat.double()
+            self._squares += torch.linalg.vector_norm(flat, dtype=torch.float64).square()
         self._mass_squares += mass.square()
         self._count += 1
 
     def result(self, total_weight: float) -> GradientStats:
         """Return the mean gradient and its noise, given the weight of all samples."""
-        mean = self._total / total_weight
-        norm = float(mean.norm())
+        norm = float(self._total.norm()) / total_weight
         noise = None
         if self._count > 1:
             # Independent pieces b of mass m_b: Var(Σ g_b) is Σ |g_b - m_b g|², g the whole gradient.
-            spread = float(self._squares - 2 * (self._weighted @ mean) + self._mass_squares * norm**2)
+            along = self._weighted @ self._total / total_weight
+            spread = float(self._squares - 2 * along + self._mass_squares * norm**2)
             noise = math.sqrt(max(spread, 0.0) * self._count / (self._count - 1)) / total_weight
-        return GradientStats(mean.cpu(), norm, noise)
+        return GradientStats(norm, noise)
 
 
 def mean_gradient(problem: OpenProblem) -> GradientStats:
@@ -104,6 +106,6 @@ def mean_gradient(problem: OpenProblem) -> GradientStats:
                 parts = torch.autograd.grad(
                     (weights * losses).sum(), problem.tensors, allow_unused=True, materialize_grads=True
                 )
-                sums.take(torch.cat([part.reshape(-1) for part in parts]).double(), weights.sum().double())
+                sums.take(parts, weights.sum().double())
     problem.spent["gradient"] += 1
     return sums.result(survey.total_weight)

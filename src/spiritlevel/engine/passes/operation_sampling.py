@@ -28,7 +28,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 
 # Samples on which the operations are held against autograd.
 TRIED = 4
-# Numbers of columns, and of gradients at layers' outputs, that are pulled back in one step.
+# Numbers of columns, and of gradients at layers' outputs, that a CPU pulls back in one step.
 TOGETHER_NUMBERS = 8_000_000
 # What the accumulators call a form, and what it is called by those who ask.
 FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
@@ -43,6 +43,7 @@ class OperationSampling:
         self.rules = dict(rules)  # layers and parameters' uses, and whether their samples come second
         self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
         self._mapped = True  # until an operation shows that columns cannot be mapped over
+        self._room = Rules(problem).room_on_gpu
         self._forget()
         if rules:
             self._keep(self._accounted_for())
@@ -152,7 +153,7 @@ class OperationSampling:
         names = [name for name in self.rules if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
         count = curved.batch.count
-        width = max(1, TOGETHER_NUMBERS // (2 * max(curved.numbers + recorder.numbers, 1)))
+        width = max(1, (self._room or TOGETHER_NUMBERS) // (2 * max(curved.numbers + recorder.numbers, 1)))
         for start in range(0, draws, width):
             folds = slice(start, min(start + width, draws))
             size = folds.stop - folds.start

@@ -140,7 +140,8 @@ class Rules:
             stages = find_stages(recorder, graph, covered, len(factor.columns), self.room_on_gpu)
         # Maps over columns go through a user's own functions by rules of his own: not by them.
         own_functions = bool(graph.before_custom)
-        if own_functions or not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
+        staged = stages != Stages() and not own_functions
+        if not staged or not few.can_be_staged(some, factor.columns[:, : len(some)], covered, stages):
             stages = Stages()
         return covered, stages
 

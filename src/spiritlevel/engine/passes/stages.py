@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Numbers of output gradients, of all columns together, that a CPU pulls back in one step.
 TOGETHER_NUMBERS = 4_000_000
+# Numbers of one column that keep a GPU busy: mapping over columns gains nothing there, and is slow to begin.
+BUSY_NUMBERS = 250_000_000
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -59,6 +61,8 @@ def find_stages(
     if room_on_gpu is None:
         convolved = set()
     numbers = {name: columns * sum(math.prod(shape) for shape in recorder.shapes[name]) for name in names}
+    if room_on_gpu is not None and sum(numbers.values()) > columns * BUSY_NUMBERS:
+        return Stages()
     if sum(numbers.values()) <= limit and not convolved:
         return Stages(tuple(names))  # too little for anything else to pay
     best = Stages()
