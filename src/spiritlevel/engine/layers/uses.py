@@ -7,7 +7,7 @@ what it kept of its other factor, the sample's gradient follows.  Like every rul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from spiritlevel.engine.layers.sample_gradients import (
     OuterGradients,
     SampleGradients,
 )
-from spiritlevel.engine.layers.summed_gradients import SummedGradients
+from spiritlevel.engine.layers.summed_gradients import FactorGradients, summed
 from spiritlevel.inputs.torch_internals import nodes, operations
 from spiritlevel.inputs.torch_internals.backward import vjp
 
@@ -63,7 +63,22 @@ class Uses:
     def gradients(self, deltas: list[Tensor | None]) -> SampleGradients:
         """Return each sample's gradient from what is passed back to the uses, (K, B, …), None where nothing is."""
         found = [self._of(use, delta) for use, delta in zip(self.uses, deltas) if delta is not None]
-        return found[0] if len(found) == 1 else SummedGradients(found, self.parameter.shape)
+        columns = next(len(delta) for delta in deltas if delta is not None)
+        return summed(found, self.parameter.shape, columns)
+
+    def tied_part(self, use: Use, gradient: Tensor, factors: Tensor) -> SampleGradients:
+        """Return what a use gives for one gradient at its output, with each of some factors (K, …) for its own."""
+        if nodes.name_of(use.node) not in operations.WEIGHTED_PRODUCTS:
+            return self._through(use, self._summed(use, gradient * factors))
+        rows = self._rows(gradient[None], gradient.shape[-1])
+        inputs = self._rows(factors, factors.shape[-1])
+        if self._is_transposed(use):
+            return FactorGradients(inputs, rows[0], self.parameter.shape)
+        return self._through(use, torch.einsum("kbti,bto->kbio", inputs, rows[0]))
+
+    def _is_transposed(self, use: Use) -> bool:
+        turned = use.made[0]
+        return nodes.name_of(turned) == nodes.MATRIX_TRANSPOSE and turned.next_functions[0][0] is use.leaf
 
     def _of(self, use: Use, delta: Tensor) -> SampleGradients:
         name = nodes.name_of(use.node)
@@ -74,8 +89,7 @@ class Uses:
             factor = nodes.kept(use.node, "self" if name == nodes.MM else "mat1")
             rows = self._rows(delta, delta.shape[-1])
             inputs = self._rows(factor[None], factor.shape[-1])[0]
-            turned = use.made[0]
-            if nodes.name_of(turned) == nodes.MATRIX_TRANSPOSE and turned.next_functions[0][0] is use.leaf:
+            if self._is_transposed(use):
                 return OuterGradients(inputs[:, None], rows[:, :, None], self.parameter.shape)
             return self._through(use, torch.einsum("bti,kbto->kbio", inputs, rows))
         if name in operations.MATRIX_PRODUCTS:  # the bias of a product
@@ -148,6 +162,14 @@ def _gathered(node: Any, leaf: Any, consumers: dict[Any, list[Any]], samples: in
             else:
                 return None
     return found
+
+
+def is_made_of_parameters(node: Any, made_before: Container[Any], samples: int) -> bool:
+    """Whether an operation makes something linear of nothing but what was made of parameters alone before."""
+    places = [place for place, (child, _) in enumerate(node.next_functions) if child is not None]
+    return bool(places) and all(
+        node.next_functions[place][0] in made_before and _kind(node, place, samples) == "carrier" for place in places
+    )
 
 
 def _places(node: Any, consumer: Any) -> Iterator[int]:

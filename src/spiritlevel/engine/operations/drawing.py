@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from spiritlevel.engine.operations.finding import CurvedOperation, Edge
 from spiritlevel.engine.operations.local_curvature import LocalCurvature
+from spiritlevel.engine.operations.tied import Tied
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses.signs import index_signs_in_parts
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -26,6 +29,24 @@ def loss_gradient(problem: OpenProblem, batch: Batch, outputs: Tensor) -> Tensor
     losses, _ = problem.loss.per_sample(leaf, batch.content)
     (gradient,) = torch.autograd.grad(losses.sum(), leaf)
     return gradient
+
+
+@dataclass(frozen=True)
+class TiedPart:
+    """A use of a tied weight: its samples' parts of columns are what the use gives for g and signs as activations."""
+
+    node: Any
+    place: int  # of the weight among the node's inputs
+    gradient: Tensor  # g
+    factors: Tensor  # (draws, …) in place of the activations
+
+
+@dataclass(frozen=True)
+class DrawnColumns:
+    """Columns (2·draws, …) by where they go in, and what belongs to them at weights that are tied."""
+
+    entries: dict[Edge, Tensor]
+    tied: list[TiedPart]
 
 
 class CurvedBatch:
@@ -43,16 +64,20 @@ class CurvedBatch:
     @property
     def numbers(self) -> int:
         """Numbers in one draw's columns of one sign."""
-        return sum(math.prod(nodes.shape_of(*edge)) for operation in self.operations for edge in operation.inputs)
+        return sum(math.prod(nodes.shape_of(*edge)) for operation in self.operations for edge in operation.entries)
 
-    def columns(self, seed: int, draws: range) -> dict[Edge, Tensor]:
-        """Return the columns of some draws, s₊ and s₋ of each in turn, (2·draws, …) by where they go in."""
+    def columns(self, seed: int, draws: range) -> DrawnColumns:
+        """Return the columns of some draws, s₊ and s₋ of each in turn."""
         found: dict[Edge, Tensor] = {}
+        tied = []
         for operation, curvature, signs in zip(self.operations, self.curvatures, self._signs(seed, draws)):
-            for edge, *sides in zip(operation.inputs, *curvature.columns(signs)):
+            for edge, *sides in zip(operation.entries, *curvature.columns(signs)):
                 column = torch.stack(sides, 1).flatten(0, 1)
                 found[edge] = found[edge] + column if edge in found else column
-        return found
+            if isinstance(curvature, Tied):
+                assert operation.tied is not None
+                tied.append(TiedPart(operation.node, operation.tied, curvature.gradient, curvature.factors(signs[0])))
+        return DrawnColumns(found, tied)
 
     def _signs(self, seed: int, draws: range) -> Iterator[list[Tensor]]:
         """Yield the signs of each operation, one tensor (draws, *shape) for every part of its second derivative.

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from spiritlevel.engine.layers.uses import is_made_of_parameters
 from spiritlevel.engine.operations import curvatures
 from spiritlevel.engine.operations.local_curvature import LocalCurvature
+from spiritlevel.engine.operations.tied import TiedMatrixProduct, TiedProduct
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.inputs.torch_internals import nodes, operations
 
@@ -25,12 +28,22 @@ Edge = tuple[Any, int]
 
 @dataclass(frozen=True)
 class CurvedOperation:
-    """One operation: the node whose output's gradient weighs its second derivative, and where columns go in."""
+    """One operation: the node whose output's gradient weighs its second derivative, and where columns go in.
+
+    ``tied`` is the place, among the node's inputs, of a weight that meets activations which depend on it; its edge is
+    the last of ``inputs``, and no column goes in there: each sample's part of one is a gradient of the weight's own.
+    """
 
     node: Any
     inputs: tuple[Edge, ...]
     parameters: int  # bits of the parameters that it is curved for
     curvature: Callable[[Tensor], LocalCurvature] = field(repr=False)
+    tied: int | None = None
+
+    @property
+    def entries(self) -> tuple[Edge, ...]:
+        """Where columns go in."""
+        return self.inputs if self.tied is None else self.inputs[:-1]
 
 
 @dataclass
@@ -42,22 +55,25 @@ class FoundOperations:
     unknown: set[str] = field(default_factory=set)  # names of operations nothing is known of
 
 
-def find_operations(graph: Graph, bits: Mapping[int, int]) -> FoundOperations:
-    """Find all that are curved for parameters, given as {id: bit}."""
-    return _Search(graph, bits).run()
+def find_operations(graph: Graph, bits: Mapping[int, int], samples: int) -> FoundOperations:
+    """Find all that are curved for parameters, given as {id: bit}, behind outputs of so many samples."""
+    return _Search(graph, bits, samples).run()
 
 
 class _Search:
-    def __init__(self, graph: Graph, bits: Mapping[int, int]) -> None:
+    def __init__(self, graph: Graph, bits: Mapping[int, int], samples: int) -> None:
         self.graph = graph
         self.order = _inputs_first(graph)
         self.masks: dict[Any, int] = {}
+        self.pure: set[Any] = set()  # made of parameters alone: no sample has a row there
         for node in self.order:
             parameter = nodes.parameter_of(node)
             mask = 0 if parameter is None else bits.get(id(parameter), 0)
             for child, _ in node.next_functions:
                 mask |= 0 if child is None else self.masks[child]
             self.masks[node] = mask
+            if parameter is not None or is_made_of_parameters(node, self.pure, samples):
+                self.pure.add(node)
         self.found = FoundOperations()
         self.sources: dict[Any, Edge] = {}  # of nodes that are functions of one edge, entry by entry
         self.merged: set[Any] = set()  # nodes inside operations that were recognised as a whole
@@ -187,20 +203,30 @@ class _Search:
         both = self.masks[first[0]] & self.masks[second[0]]
         if not both:
             return  # linear in every parameter's own block
-        if any(self._is_weight(edge) for edge in (first, second)):
-            self.found.missed |= both  # a weight that is tied to one before it
+        if first[0] in self.pure or second[0] in self.pure:
+            self._tie(node, first, second, both)
             return
         self._add(node, (first, second), made([nodes.shape_of(*first), nodes.shape_of(*second)]), mask=both)
 
-    def _is_weight(self, edge: Edge) -> bool:
-        """Whether nothing but one parameter, perhaps in another shape, comes in here: no sample has a row of it."""
-        node = edge[0]
-        while nodes.parameter_of(node) is None:
-            children = [child for child, _ in node.next_functions if child is not None]
-            if len(children) != 1:
-                return False
-            node = children[0]
-        return True
+    def _tie(self, node: Any, first: Edge, second: Edge, both: int) -> None:
+        """Take a weight's product with activations that depend on it."""
+        name = nodes.name_of(node)
+        place = (
+            operations.MATRIX_PRODUCTS[name][1] if name in operations.WEIGHTED_PRODUCTS else int(second[0] in self.pure)
+        )
+        activation, weight = (first, second) if second[0] in self.pure else (second, first)
+        known = name in operations.WEIGHTED_PRODUCTS or name == operations.MULTIPLY
+        if (
+            not known
+            or activation[0] in self.pure
+            or leaf_behind(weight) is None
+            or node.next_functions[place] != weight
+        ):
+            self.found.missed |= both
+            return
+        shapes = (torch.Size(nodes.shape_of(*activation)), torch.Size(nodes.shape_of(*weight)))
+        made = partial(TiedProduct if name == operations.MULTIPLY else TiedMatrixProduct, shapes=shapes)
+        self.found.operations.append(CurvedOperation(node, (activation, weight), both, made, tied=place))
 
     def _tied(self, inputs: list[Edge]) -> None:
         """Miss the parameters that reach an operation through more than one of its inputs."""
@@ -252,6 +278,17 @@ class _Search:
     def _give_up(self, node: Any, name: str) -> None:
         self.found.missed |= self.masks[node]
         self.found.unknown.add(name)
+
+
+def leaf_behind(edge: Edge) -> Any:
+    """Return the leaf that alone comes in at an edge, perhaps in another shape; None where more does."""
+    node = edge[0]
+    while nodes.parameter_of(node) is None:
+        children = [child for child, _ in node.next_functions if child is not None]
+        if len(children) != 1:
+            return None
+        node = children[0]
+    return node
 
 
 def _inputs_first(graph: Graph) -> list[Any]:

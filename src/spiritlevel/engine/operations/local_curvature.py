@@ -16,7 +16,7 @@ from torch import Tensor
 
 # s₊ and s₋, each with one tensor (draws, …) for every input
 SignedColumns = tuple[list[Tensor], list[Tensor]]
-_HALF_ROOT = 0.5**0.5
+HALF_ROOT = 0.5**0.5
 
 
 def _root(values: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class RankTwo(LocalCurvature):
         lengths = [torch.linalg.vector_norm(part, dim=self.dims, keepdim=True) for part in (self.left, self.right)]
         defined = (lengths[0] > 0) & (lengths[1] > 0)
         balance = torch.where(defined, lengths[1] / torch.where(defined, lengths[0], 1.0), 1.0).sqrt()
-        signs_of_rows = signs[0] * _HALF_ROOT * defined
+        signs_of_rows = signs[0] * HALF_ROOT * defined
         left, right = self.left * balance * signs_of_rows, self.right / balance * signs_of_rows
         return [left + right], [left - right]
 
@@ -205,8 +205,8 @@ class MatrixProduct(LocalCurvature):
         some = length > 0
         balance = torch.where(some, length, 1.0).sqrt()
         balance = balance if rows <= columns else 1 / balance
-        left = torch.where(some, left * (balance * _HALF_ROOT), 0.0)
-        right = torch.where(some, right * (_HALF_ROOT / balance), 0.0)
+        left = torch.where(some, left * (balance * HALF_ROOT), 0.0)
+        right = torch.where(some, right * (HALF_ROOT / balance), 0.0)
         return [left, right], [left, -right]
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:

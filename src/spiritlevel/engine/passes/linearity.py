@@ -103,7 +103,8 @@ class Linearity:
     def _leave_out_curved(self, outputs: Tensor, graph: Graph) -> None:
         """Close the layers below an operation that is straight nowhere, where the outputs hang on what it gives."""
         bits = {name: 1 << place for place, name in enumerate(self._open)}
-        found = find_operations(graph, {place: bit for name, bit in bits.items() for place in self._ids(name)})
+        by_id = {place: bit for name, bit in bits.items() for place in self._ids(name)}
+        found = find_operations(graph, by_id, len(outputs))
         curved = [one for one in found.operations if nodes.name_of(one.node) in operations.CURVED_EVERYWHERE]
         if not curved:
             return

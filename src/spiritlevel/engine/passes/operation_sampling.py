@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_am
 from spiritlevel.engine.passes.remainder import by_layer
 from spiritlevel.engine.passes.rules import Rules
 from spiritlevel.engine.passes.sampled_form import Pooled, Running, SampledForm
+from spiritlevel.engine.passes.tied_columns import TiedColumns
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import pick_samples
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -83,10 +85,10 @@ class OperationSampling:
             uses.samples_second = self.rules[name]
         return outputs, recorder, graph
 
-    def _find(self, graph: Graph, names: list[str]) -> tuple[FoundOperations, list[str]]:
+    def _find(self, graph: Graph, names: list[str], samples: int) -> tuple[FoundOperations, list[str]]:
         """Return the operations behind some rules' parameters, and the rules that they are all of."""
         bits = self._bits(names)
-        found = find_operations(graph, bits)
+        found = find_operations(graph, bits, samples)
         if found.missed:
             tensors = self.problem.chosen_parameters
             names = [
@@ -94,7 +96,7 @@ class OperationSampling:
                 for name in names
                 if not any(bits[id(tensors[full])] & found.missed for full in parameters_of(self.problem, name))
             ]
-            found = find_operations(graph, self._bits(names))
+            found = find_operations(graph, self._bits(names), samples)
         return found, names
 
     def _bits(self, names: list[str]) -> dict[int, int]:
@@ -110,7 +112,7 @@ class OperationSampling:
             if own.signature != graph.signature:
                 few, some, own = batch, outputs, graph
             try:
-                found, candidates = self._find(own, list(self.rules))
+                found, candidates = self._find(own, list(self.rules), few.count)
                 bits = self._bits(candidates)
                 agreed = agreeing_layers(self.problem, few, some, found.operations, candidates, bits)
             except (RuntimeError, NotImplementedError) as error:  # an operation without a second derivative
@@ -141,7 +143,7 @@ class OperationSampling:
                 if agreeing != list(self.rules):
                     self._keep(agreeing)
                     return False
-                found, _ = self._find(graph, agreeing)
+                found, _ = self._find(graph, agreeing, batch.count)
                 curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
                 sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
         problem.spent["forward"] += 1
@@ -158,17 +160,21 @@ class OperationSampling:
             folds = slice(start, min(start + width, draws))
             size = folds.stop - folds.start
             columns = curved.columns(self.seed, range(self.draws + folds.start, self.draws + folds.stop))
+            tied = TiedColumns(self.problem, columns.tied, self.rules, count, size)
             signs = torch.tensor([1.0, -1.0], device=self.problem.device).repeat(size)[:, None].expand(-1, count)
-            for name, deltas in self._pulled_back(recorder, columns, names, size).items():
+            for name, deltas in self._pulled_back(recorder, columns.entries, names, size).items():
                 some = next((delta for delta in deltas if delta is not None), None)
                 if some is None:
                     continue  # nothing curved lies above this layer on this batch
-                shapes = recorder.shapes_of_stops(name)
-                filled = [some.new_zeros(2 * size, *s) if d is None else d for d, s in zip(deltas, shapes)]
+                filled: list[Any] = deltas
+                if name not in recorder.uses:
+                    shapes = recorder.shapes_of_stops(name)
+                    filled = [some.new_zeros(2 * size, *s) if d is None else d for d, s in zip(deltas, shapes)]
                 parameters = recorder.layers[name].parameters
                 for local, gradients in from_deltas[name](filled).items():
                     if local in parameters:
-                        yield folds, signs, parameters[local], slice(0, count), gradients
+                        full = parameters[local]
+                        yield folds, signs, full, slice(0, count), tied.added(full, gradients)
 
     def _pulled_back(
         self, recorder: Recorder, columns: Mapping[Edge, Tensor], names: list[str], draws: int

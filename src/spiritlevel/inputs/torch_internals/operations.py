@@ -30,7 +30,8 @@ LINEAR = frozenset(
         "ScatterBackward0", "SelectScatterBackward0", "SignBackward0", "SliceScatterBackward0", "SoftshrinkBackward0",
         "SortBackward0", "SplitBackward0", "SplitWithSizesBackward0", "SqueezeBackward2", "SubBackward1",
         "SwapaxesBackward0", "TakeAlongDimBackward0", "ThresholdBackward0", "ToCopyBackward0", "TopkBackward0",
-        "TraceBackward0", "TrilBackward0", "TriuBackward0", "UnbindBackward0", "UnfoldBackward0",
+        "TraceBackward0", "TransposeBackward1", "TrilBackward0", "TriuBackward0", "UnbindBackward0", "UnfoldBackward0",
+        "UnsafeSplitBackward0", "UnsafeSplitWithSizesBackward0",
         "UpsampleBilinear2DBackward0", "UpsampleBilinear2DBackward1", "UpsampleLinear1DBackward0",
         "UpsampleNearest1DBackward0", "UpsampleNearest2DBackward0", "UpsampleNearest2DBackward1", "WhereBackward0",
         "ZerosLikeBackward0",
@@ -55,6 +56,8 @@ MULTIPLY = nodes.MULTIPLY
 DIVIDE = "DivBackward0"
 # Products of matrices, with the places of their two factors among the inputs.
 MATRIX_PRODUCTS = {"BmmBackward0": (0, 1), nodes.MM: (0, 1), nodes.ADDMM: (1, 2), "BaddbmmBackward0": (1, 2)}
+# Of which those take a weight as it is, with rows of activations before it.
+WEIGHTED_PRODUCTS = frozenset({nodes.MM, nodes.ADDMM})
 # Products of an input with a weight, or normalisations by statistics of the past: linear in each of their inputs alone.
 WEIGHTED = frozenset({nodes.CONVOLUTION, "MvBackward0", "DotBackward0", "PreluKernelBackward0", *nodes.BATCH_NORMS})
 
