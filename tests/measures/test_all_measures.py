@@ -37,7 +37,7 @@ def dense_of(net: str, loss: str = "cross_entropy") -> Dense:
 def run_alone(own: Measure, problem: OpenProblem, seed: int = 0, **settings: Any) -> Estimate:
     values = chosen_settings([own], {own.name: {**SETTINGS.get(own.name, {}), **settings}})[own.name]
     with problem.session():
-        return run_measure(own, Workbench(problem, own.wants, seed=seed), values).value
+        return run_measure(own, Workbench(problem, own.wanted(values), seed=seed), values).value
 
 
 def assert_agrees(found: Estimate, truth: float) -> None:

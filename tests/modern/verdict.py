@@ -13,6 +13,7 @@ import spiritlevel as sl
 ERRORS = 3.0  # standard errors that an estimate, or the right side of a bound, may be off
 COVERED = 1.96
 ROUNDING = {"float64": 1e-6, "float32": 2e-3}  # relative, of what is called exact
+AGREED = 1e-12  # relative standard error of draws that were all equal: judged as what is called exact
 INSIDE = 1e-9  # relative, of what lies on the end of an interval
 
 
@@ -44,7 +45,7 @@ def judge(measure: str, estimate: sl.Estimate, truth: float | None, dtype: str =
         # What has a truth must be measured, and what has none must not.
         return Verdict(*given, None, truth is None and estimate.status == "not_applicable", estimate.reason)
     off = estimate.value - truth
-    z = off / estimate.stderr if estimate.stderr > 0 else None
+    z = off / estimate.stderr if estimate.stderr > AGREED * abs(estimate.value) else None
     if estimate.interval is not None:
         low, high = estimate.interval
         slack = (INSIDE + (ROUNDING[dtype] if dtype != "float64" else 0)) * abs(truth)
@@ -66,7 +67,7 @@ def layer_errors(report: sl.Report, truth: dict[str, float], dtype: str = "float
     scale = max(map(abs, truth.values()))
     for name, estimate in report.per_layer["hessian_trace"].items():
         off = estimate.value - truth[name]
-        if estimate.stderr > 0:
+        if estimate.stderr > AGREED * abs(estimate.value):
             found[name] = off / estimate.stderr
         else:
             found[name] = 0.0 if abs(off) <= ROUNDING[dtype] * scale else math.inf

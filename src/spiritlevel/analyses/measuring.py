@@ -110,7 +110,7 @@ def measure(
             if "tolerance" in own.settings and "tolerance" not in given.get(own.name, {}):
                 values[own.name]["tolerance"] = tolerance
     target = open_problem(as_problem(problem, data, **options))
-    wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
+    wants = frozenset().union(*(own.wanted(values[own.name]) for own in chosen))
     pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
     bench = Workbench(target, wants, seed=seed, tolerance=tolerance, eigenpairs=pairs)
     start = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums,
 from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, gauss_newton_columns
 from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
+from spiritlevel.engine.passes.sample_spread import column_form
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
 from spiritlevel.engine.tensor_estimate import TensorEstimate
@@ -245,20 +247,24 @@ class Blocks:
             return torch.zeros(1, dtype=torch.float64)
         return torch.stack([getattr(self.sums.parameters[name], field).cpu() for name in names]).sum(0)
 
-    def sketch_error(self, names: list[str], kind: Kind = "entries") -> float:
-        """Return the standard error of a sum over one parameter, one layer or all, where the columns were sketched."""
+    def sketch_error(self, names: Iterable[str] | Mapping[str, float], kind: Kind = "entries") -> float:
+        """Return the standard error of a sum over parameters, with factors or without, where columns were sketched."""
         if self.sums is None or self.sums.exact_columns:
             return 0.0
-        spread = self.sums.spread
-        assert spread is not None
-        if len(names) == 1:
-            form = "trace" if kind == "entries" else kind
-            variance = spread.parameters.get((form, names[0]), torch.zeros(()))
-        elif len(names) == len(self.problem.parameters):
-            variance = spread.network
-        else:
-            variance = spread.layers[self._layer_of(names[0])]
-        return math.sqrt(float(variance) / self.sums.draws)
+        assert self.sums.spread is not None
+        factors = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
+        return math.sqrt(self.sums.spread.variance(column_form(kind), factors) / self.sums.draws)
+
+    def error_of_sum(self, kind: Kind, factors: Mapping[str, float], value: float) -> float:
+        """Return the standard error of a sum, of this value, over weights' names with factors.
+
+        Weights share their draws: added up, their own errors would be several times as large.
+        """
+        own = {self.problem.weights[layer]: factor for layer, factor in factors.items()}
+        form = self._form(kind) if any(full in self.sampled_names for full in own) else None
+        drawn = 0.0 if form is None else form.joint.variance(own)
+        error = math.sqrt(self.sketch_error(own, kind) ** 2 + drawn)
+        return self._error(self._labels(list(own), kind)[0], value, error)
 
     def ggn_trace(self) -> Estimate:
         """Return the trace of the Gauss–Newton matrix."""
@@ -313,15 +319,8 @@ class Blocks:
         value, error = float(found.value), float(found.stderr)
         if kind == "whole" and found.sampled and self._remainder is not None and self._remainder.others.names:
             error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
-        return Estimate(
-            value,
-            self._error(found.how, value, error),
-            None,
-            how=found.how,
-            verified=found.verified,
-            status=found.status,
-            reason=found.reason,
-        )
+        error, how = self._error(found.how, value, error), found.how
+        return Estimate(value, error, None, how=how, verified=found.verified, status=found.status, reason=found.reason)
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
@@ -341,13 +340,9 @@ class Blocks:
         """Return the sum over rows (or columns), with its own standard error rather than the rows' added up."""
         full = self.problem.weights[layer]
         parts = self._parts(full, kind)
-        variance = self.sketch_error([full], kind) ** 2
-        form = self._form(kind) if full in self.sampled_names else None
-        if form is not None:
-            variance += float(form.sums[full].stderr) ** 2
         how, verified, status, reason = self._labels([full], kind)
         value = float(parts.value.sum())
-        error = self._error(how, value, variance**0.5)
+        error = self.error_of_sum(kind, {layer: 1.0}, value)
         return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def _parts(self, full: str, kind: Kind) -> TensorEstimate:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spiritlevel.engine.passes.operation_sampling import OperationSampling
 from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling
-from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
+from spiritlevel.engine.passes.sampled_form import Independent, Sampled, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
@@ -177,5 +177,6 @@ def _together(forms: list[SampledForm]) -> SampledForm | None:
             for name in {name: None for form in forms for name in form.layers}
         },
         network=Added([form.network for form in forms]),
+        joint=Independent([form.joint for form in forms]),
         probes=max(form.probes for form in forms),
     )

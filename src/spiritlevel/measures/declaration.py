@@ -102,6 +102,7 @@ class Measure:
     needs: tuple[str, ...]
     settings: Mapping[str, Any]
     wants: frozenset[str] = frozenset()  # what of the diagonal blocks it uses (passes.curvature.WANTS), or "fisher"
+    wants_by: Mapping[str, Mapping[Any, tuple[str, ...]]] = field(default_factory=dict)  # more, by a setting's value
     reference: Callable[..., float] | None = None
     layer_quantities: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()  # "classes": integer labels and class scores; "independent": samples not coupled
@@ -116,6 +117,10 @@ class Measure:
 
     def __call__(self, *quantities: Any, **settings: Any) -> Any:
         return self.function(*quantities, **settings)
+
+    def wanted(self, settings: Mapping[str, Any]) -> frozenset[str]:
+        """Return what of the diagonal blocks it uses with these settings."""
+        return self.wants.union(*(by_value[settings[key]] for key, by_value in self.wants_by.items()))
 
     def checked_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all settings with the given ones in place, refusing unknown names and values."""
@@ -144,6 +149,7 @@ def declare(
     invariant: tuple[str, ...] = (),
     not_invariant: tuple[str, ...] = (),
     wants: tuple[str, ...] = (),
+    wants_by: Mapping[str, Mapping[Any, tuple[str, ...]]] | None = None,
     reference: Callable[..., float] | None = None,
     layer_quantities: tuple[str, ...] = (),
     requires: tuple[str, ...] = (),
@@ -195,6 +201,7 @@ def declare(
             needs=needs,
             settings=settings,
             wants=frozenset(wants),
+            wants_by=wants_by or {},
             reference=reference,
             layer_quantities=layer_quantities,
             requires=requires,

@@ -20,8 +20,13 @@ Layers = dict[str, Estimate]
 _NO_WEIGHT = "no chosen parameter has two or more dimensions, so there is no weight matrix to measure"
 
 
-def _combined(layers: Layers, reduce: str, samples: int) -> Estimate:
-    """Take the last layer, the largest, or the sum, with the errors that go with it."""
+def _combined(
+    layers: Layers, reduce: str, samples: int, error_of_sum: Callable[[float], float] | None = None
+) -> Estimate:
+    """Take the last layer, the largest, or the sum, with the errors that go with it.
+
+    Layers may share their probes: unless someone knows the sum's own error, theirs are added up in full.
+    """
     if not layers:
         return not_applicable(_NO_WEIGHT)
     estimates = list(layers.values())
@@ -45,8 +50,7 @@ def _combined(layers: Layers, reduce: str, samples: int) -> Estimate:
     spent = next((e for e in estimates if e.status == "budget_spent"), None)
     return Estimate(
         value,
-        # Layers may share their probes, so their errors may add up in full.
-        sum(e.stderr for e in estimates),
+        sum(e.stderr for e in estimates) if error_of_sum is None else error_of_sum(value),
         interval=interval,
         how="exact" if all(e.how == "exact" for e in estimates) else "estimated",
         verified=all(e.verified for e in estimates),
@@ -56,18 +60,16 @@ def _combined(layers: Layers, reduce: str, samples: int) -> Estimate:
     )
 
 
-def _scaled_by_norm(problem: OpenProblem, layers: Layers, per_numel: bool) -> Layers:
-    scaled = {}
-    for layer, estimate in layers.items():
-        weight = problem.chosen_parameters[problem.weights[layer]].detach().double()
-        factor = float(weight.square().sum()) / (weight.numel() if per_numel else 1)
-        scaled[layer] = estimate.scaled(factor)
-    return scaled
+def _norms(problem: OpenProblem, per_numel: bool) -> dict[str, float]:
+    """Return each weight's squared norm, or that by entry."""
+    weights = {layer: problem.chosen_parameters[full].detach().double() for layer, full in problem.weights.items()}
+    return {layer: float(w.square().sum()) / (w.numel() if per_numel else 1) for layer, w in weights.items()}
 
 
 def _kappa(reduce: str) -> Callable[..., Result]:
     def kappa(problem: OpenProblem, layer_eigen: Layers, *, per_numel: bool = False) -> Result:
-        layers = _scaled_by_norm(problem, layer_eigen, per_numel)
+        norms = _norms(problem, per_numel)
+        layers = {layer: estimate.scaled(norms[layer]) for layer, estimate in layer_eigen.items()}
         return Result(_combined(layers, reduce, problem.survey.count), {"kappa": layers})
 
     return kappa
@@ -75,8 +77,10 @@ def _kappa(reduce: str) -> Callable[..., Result]:
 
 def _kappa_tau(reduce: str) -> Callable[..., Result]:
     def kappa_tau(problem: OpenProblem, blocks: Blocks, *, per_numel: bool = False) -> Result:
-        layers = _scaled_by_norm(problem, {name: blocks.weight_trace(name) for name in problem.weights}, per_numel)
-        return Result(_combined(layers, reduce, problem.survey.count), {"kappa_tau": layers})
+        norms = _norms(problem, per_numel)
+        layers = {layer: blocks.weight_trace(layer).scaled(norm) for layer, norm in norms.items()}
+        own_error = partial(blocks.error_of_sum, "entries", norms)
+        return Result(_combined(layers, reduce, problem.survey.count, own_error), {"kappa_tau": layers})
 
     return kappa_tau
 
@@ -143,7 +147,8 @@ def _rho(reduce: str) -> Callable[..., Result]:
         layers = {"rho": whole, "rho_sum": sums, "rho_max": {name: _largest({name: p}) for name, p in parts.items()}}
         neurons = {"rho": {layer: part.value.tolist() for layer, part in parts.items()}}
         if reduce == "sum":
-            return Result(_combined(sums, "sum", problem.survey.count), layers, neurons)
+            own_error = partial(blocks.error_of_sum, _NEURON[neuron], dict.fromkeys(sums, 1.0))
+            return Result(_combined(sums, "sum", problem.survey.count, own_error), layers, neurons)
         return Result(replace(_largest(parts), samples=problem.survey.count), layers, neurons)
 
     return rho
@@ -161,7 +166,8 @@ def _declare_rho(reduce: str) -> Measure:
         cost=Cost(forward=1, column="outputs - 1"),
         invariant=("layer_rescaling", "neuron_rescaling", "permutation"),
         not_invariant=("output_scaling",),
-        wants=("rows", "columns", "whole"),
+        wants=("whole",),
+        wants_by={"neuron": {"in": ("rows",), "out": ("columns",), "layer": ()}},
         layer_quantities=("rho", "rho_max", "rho_sum"),
         layer_titles={"rho": "ρ, whole layer"},
         choices={"neuron": ("in", "out", "layer")},
@@ -187,4 +193,5 @@ rho_max, rho_sum = _declare_rho("max"), _declare_rho("sum")
 def relative_flatness(problem: OpenProblem, blocks: Blocks, *, layer: str = "last") -> Result:
     """Curvature under rotations of a layer's features; unlike κτ it weighs neurons by their weights' overlap."""
     layers = {name: blocks.transposed(name) for name in problem.weights}
-    return Result(_combined(layers, layer, problem.survey.count), {"relative_flatness": layers})
+    own_error = partial(blocks.error_of_sum, "transposed", dict.fromkeys(layers, 1.0))
+    return Result(_combined(layers, layer, problem.survey.count, own_error), {"relative_flatness": layers})

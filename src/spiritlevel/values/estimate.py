@@ -95,4 +95,4 @@ def not_applicable(reason: str) -> Estimate:
 
 def at_least_rounding(error: float, value: float, eps: float = sys.float_info.epsilon) -> float:
     """Return a sampled value's standard error; where all draws were equal, the rounding of what they agreed on."""
-    return error if error != 0 else max(eps * abs(value), TINIEST)
+    return max(error, eps * abs(value), TINIEST)

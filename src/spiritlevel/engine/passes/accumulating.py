@@ -86,7 +86,7 @@ class CurvatureSums:
     by_rule: dict[str, bool] = field(default_factory=dict)  # rules that held in every batch, and how samples lie
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
-    spread: SampleSpread | None = None  # variances of one draw, where folds are draws
+    spread: SampleSpread | None = None  # covariances of one draw, where folds are draws
 
     @property
     def draws(self) -> int:
@@ -145,14 +145,14 @@ class Accumulators:
         self.folds = 1 if factor.exact else min(FOLDS, factor.draws)
         self.column_count = len(factor.columns)
         if self.folds > 1 and self.folds == factor.draws:
-            self.spread = SampleSpread({full: layer.name for full, layer in self.owner.items()})
+            self.spread = SampleSpread(self.owner)
         for name in self.problem.parameters:
             self.sums[name] = self._empty(name)
 
     def begin_draws(self, draws: int, names: Iterable[str]) -> None:
         """Fix the accumulators for draws that are each an estimate of their own, over some parameters."""
         self.exact_columns, self.folds = False, draws
-        self.spread = SampleSpread({full: layer.name for full, layer in self.owner.items()})
+        self.spread = SampleSpread(self.owner)
         for name in names:
             self.sums[name] = self._empty(name)
 
@@ -206,7 +206,7 @@ class Accumulators:
         if self.mean is not None:
             self.mean.end()
         if self.spread is not None:
-            self.spread.end(weights)
+            self.spread.end()
         self.moments += moments_over_data(traces, weights)
         self.weights.add(weights)
         self.sample_traces.add(traces.sum(0))

@@ -22,7 +22,8 @@ from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
 from spiritlevel.engine.passes.remainder import by_layer
 from spiritlevel.engine.passes.rules import Rules
-from spiritlevel.engine.passes.sampled_form import Pooled, Running, SampledForm
+from spiritlevel.engine.passes.sample_spread import SampleSpread, column_form
+from spiritlevel.engine.passes.sampled_form import Independent, Pooled, Running, SampledForm, SpreadOfDraws
 from spiritlevel.engine.passes.tied_columns import TiedColumns
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import pick_samples
@@ -57,6 +58,8 @@ class OperationSampling:
         self.by_layer: dict[str, Pooled] = {}
         self.network = Pooled()
         self.samples = Running()  # each sample's own trace
+        self.spread: SampleSpread | None = None  # of one draw
+        self.freedom = 0  # degrees of, with which that was found
 
     @property
     def names(self) -> list[str]:
@@ -192,6 +195,9 @@ class OperationSampling:
         found = sweep.result(None)
         spread = found.spread
         assert spread is not None
+        own, before = draws - 1, self.freedom
+        self.spread = spread if self.spread is None else self.spread.pooled(before, spread, own)
+        self.freedom += own
         for full, sums in found.parameters.items():
             totals = {
                 "trace": sums.trace,
@@ -203,17 +209,18 @@ class OperationSampling:
             for form, kind in FORMS.items():
                 total = totals[form]
                 if total is not None:
-                    variance = float(spread.parameters.get((form, full), 0.0))
+                    variance = spread.variance(form, {full: 1.0})
                     self.sums.setdefault((kind, full), Pooled()).add(total.cpu(), variance)
             for kind, parts in (("entries", sums.diagonal), ("rows", sums.rows), ("columns", sums.columns)):
                 if parts is not None:
                     self.parts.setdefault((kind, full), Running()).add(parts)
         for name, fulls in by_layer(self.problem, self.names).items():
-            own = [found.parameters[full].trace.cpu() for full in fulls]
-            variance = float(spread.layers.get(name, 0.0))
-            self.by_layer.setdefault(name, Pooled()).add(torch.stack(own).sum(0), variance)
-        traces = torch.stack([sums.trace.cpu() for sums in found.parameters.values()]).sum(0)
-        self.network.add(traces, float(spread.network))
+            traces = [found.parameters[full].trace.cpu() for full in fulls]
+            variance = spread.variance("trace", dict.fromkeys(fulls, 1.0))
+            self.by_layer.setdefault(name, Pooled()).add(torch.stack(traces).sum(0), variance)
+        traces = [sums.trace.cpu() for sums in found.parameters.values()]
+        variance = spread.variance("trace", dict.fromkeys(found.parameters, 1.0))
+        self.network.add(torch.stack(traces).sum(0), variance)
         assert found.sample_folds is not None
         self.samples.add(found.sample_folds)
         self.draws += draws
@@ -225,5 +232,6 @@ class OperationSampling:
             parts={full: parts for (own, full), parts in self.parts.items() if own == kind},
             layers=self.by_layer if kind == "entries" else {},
             network=self.network,
+            joint=Independent() if self.spread is None else SpreadOfDraws(self.spread, column_form(kind), self.draws),
             probes=self.draws,
         )

@@ -20,7 +20,7 @@ from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.operators.derivative_check import path_of, require_double_backward
 from spiritlevel.engine.operators.differentiation import derivative_along
 from spiritlevel.engine.operators.products import sweep_products
-from spiritlevel.engine.passes.sampled_form import Exact, Running, SampledForm
+from spiritlevel.engine.passes.sampled_form import Exact, KeptDraws, Running, SampledForm
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
@@ -90,6 +90,7 @@ class ParameterSampling:
 
     def _sampled_form(self, shapes: ProbeShapes, form: SampledForm, probes: int) -> SampledForm:
         kind, done = shapes.kind, form.probes
+        assert isinstance(form.joint, KeptDraws)
         for start in range(0, probes, BLOCK):
             count = min(BLOCK, probes - start)
             vectors = shapes.probes(done + start, count, self.seed)
@@ -98,6 +99,7 @@ class ParameterSampling:
             for name, vector in vectors.items():
                 parts = shapes.reduced(name, vector.double() * products[name])
                 totals[name] = parts.reshape(count, -1).sum(1).cpu()
+                form.joint.draws.setdefault(name, []).append(totals[name])
                 _added(form.sums[name], totals[name])
                 if self._keeps_parts(kind):
                     _added(form.parts[name], parts)
@@ -116,6 +118,7 @@ class ParameterSampling:
             parts={name: Running() for name in shapes.names} if self._keeps_parts(shapes.kind) else {},
             layers={layer: Running() for layer in by_layer(self.problem, shapes.names)},
             network=Running(),
+            joint=KeptDraws(),
         )
 
     def _whole_weights(self, shapes: ProbeShapes) -> SampledForm:

@@ -1,46 +1,55 @@
 """How far draws lie apart within each sample: the standard error of sums whose signs are every sample's own.
 
 The draws of two samples are independent, so the variances add up, and a few draws of many samples tell as much of the
-error as many draws would.
+error as many draws would.  Parameters share their draws, so it is covariances that are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 
-class SampleSpread:
-    """Variances over draws, summed over samples: by form and parameter, and of traces by layer and in all."""
+def column_form(kind: str) -> str:
+    """Return what a kind of form is called where columns are added up."""
+    return "trace" if kind == "entries" else kind
 
-    def __init__(self, layer_of: Mapping[str, str]) -> None:
-        self.layer_of = layer_of
-        self.parameters: dict[tuple[str, str], Tensor] = {}
-        self.layers: dict[str, Tensor] = {}
-        self.network = torch.zeros((), dtype=torch.float64)
+
+class SampleSpread:
+    """Covariances over draws between some parameters' forms, summed over samples, by form."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.places = {full: place for place, full in enumerate(names)}
+        self.covariances: dict[str, Tensor] = {}
         self._draws: dict[tuple[str, str], Tensor] = {}  # (F, B) of the present batch
         self._size = (0, 0)
 
+    def variance(self, form: str, factors: Mapping[str, float]) -> float:
+        """Return the variance of a sum over parameters, each with its factor."""
+        covariance = self.covariances.get(form)
+        if covariance is None:
+            return 0.0
+        weights = torch.zeros(len(self.places), dtype=torch.float64)
+        for full, factor in factors.items():
+            if full in self.places:
+                weights[self.places[full]] = factor
+        return max(float(weights @ covariance @ weights), 0.0)
+
     def scaled(self, total_weight: float) -> SampleSpread:
-        """Return the variances of one draw of means over all samples."""
-        found = SampleSpread(self.layer_of)
-        found.parameters = {key: value.cpu() / total_weight**2 for key, value in self.parameters.items()}
-        found.layers = {layer: value.cpu() / total_weight**2 for layer, value in self.layers.items()}
-        found.network = self.network.cpu() / total_weight**2
+        """Return the covariances of one draw of means over all samples."""
+        found = SampleSpread(self.places)
+        found.covariances = {form: value.cpu() / total_weight**2 for form, value in self.covariances.items()}
         return found
 
     def pooled(self, own: int, other: SampleSpread, others: int) -> SampleSpread:
-        """Return the mean of two variances found with so many degrees of freedom each."""
-
-        def mean(one: Tensor, two: Tensor) -> Tensor:
-            return (own * one + others * two) / (own + others)
-
-        found = SampleSpread(self.layer_of)
-        found.parameters = {key: mean(value, other.parameters[key]) for key, value in self.parameters.items()}
-        found.layers = {layer: mean(value, other.layers[layer]) for layer, value in self.layers.items()}
-        found.network = mean(self.network, other.network)
+        """Return the mean of two that were found with so many degrees of freedom each."""
+        found = SampleSpread(self.places)
+        found.covariances = {
+            form: (own * value + others * other.covariances[form]) / (own + others)
+            for form, value in self.covariances.items()
+        }
         return found
 
     def begin(self, count: int, folds: int) -> None:
@@ -54,22 +63,15 @@ class SampleSpread:
             draws = self._draws[form, full] = values.new_zeros(self._size)
         draws[folds, place] += values
 
-    def end(self, weights: Tensor) -> None:
+    def end(self) -> None:
         """Take the batch's draws together."""
-        by_layer: dict[str, Tensor] = {}
-        for (form, full), draws in self._draws.items():
-            self.parameters[form, full] = self.parameters.get((form, full), 0) + _variance(draws)
-            if form == "trace":
-                layer = self.layer_of[full]
-                by_layer[layer] = by_layer[layer] + draws if layer in by_layer else draws
-        for layer, draws in by_layer.items():
-            self.layers[layer] = self.layers.get(layer, 0) + _variance(draws)
-        if by_layer:
-            total = torch.stack(list(by_layer.values())).sum(0)
-            self.network = self.network.to(total.device) + _variance(total)
+        for form in {form: None for form, _ in self._draws}:
+            some = {full: draws for (own, full), draws in self._draws.items() if own == form}
+            together = torch.stack(list(some.values())).double()
+            apart = (together - together.mean(1, keepdim=True)).flatten(1)
+            known = self.covariances.get(form)
+            if known is None:
+                known = self.covariances[form] = apart.new_zeros(len(self.places), len(self.places))
+            at = torch.tensor([self.places[full] for full in some], device=known.device)
+            known[at[:, None], at] += apart @ apart.T / (self._size[0] - 1)
         self._draws = {}
-
-
-def _variance(draws: Tensor) -> Tensor:
-    """Return the variance over draws (F, B), summed over samples."""
-    return draws.var(0).sum()

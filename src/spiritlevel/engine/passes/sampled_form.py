@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from spiritlevel.engine.passes.sample_spread import SampleSpread
 
 
 class Sampled(Protocol):
@@ -126,6 +128,53 @@ class Exact:
         return torch.stack([self.value, self.value])
 
 
+class Joint(Protocol):
+    """What tells the error of a sum over parameters that share their draws."""
+
+    def variance(self, factors: Mapping[str, float]) -> float:
+        """Return the squared standard error of a sum over parameters, each with its factor."""
+
+
+@dataclass
+class KeptDraws:
+    """The draws of each parameter's sum."""
+
+    draws: dict[str, list[Tensor]] = field(default_factory=dict)  # parameter -> (K,) of every sweep
+
+    def variance(self, factors: Mapping[str, float]) -> float:
+        """The mean's, from how far the sum lies apart over draws."""
+        own = [factor * torch.cat(self.draws[full]) for full, factor in factors.items() if full in self.draws]
+        if not own:
+            return 0.0
+        running = Running()
+        running.add(torch.stack(own).sum(0))
+        return float(running.stderr) ** 2
+
+
+@dataclass(frozen=True)
+class SpreadOfDraws:
+    """How far draws lie apart within samples."""
+
+    spread: SampleSpread
+    form: str
+    draws: int
+
+    def variance(self, factors: Mapping[str, float]) -> float:
+        """The mean's over all draws."""
+        return self.spread.variance(self.form, factors) / self.draws
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Several that have nothing to do with each other; none where nothing was drawn."""
+
+    parts: Sequence[Joint] = ()
+
+    def variance(self, factors: Mapping[str, float]) -> float:
+        """The parts' added up."""
+        return sum(part.variance(factors) for part in self.parts)
+
+
 @dataclass
 class SampledForm:
     """One kind of quadratic form of R over the parameters it was sampled on."""
@@ -134,4 +183,5 @@ class SampledForm:
     parts: Mapping[str, Sampled]  # parameter -> entry by entry, row by row or column by column
     layers: Mapping[str, Sampled]  # layer -> summed over its parameters
     network: Sampled  # summed over all parameters
+    joint: Joint = field(default_factory=Independent)
     probes: int = 0
