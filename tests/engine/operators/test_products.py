@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import spiritlevel as sl
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
 from spiritlevel.engine.operators.layer_tops import block_products
-from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
-from spiritlevel.engine.operators.products import GRAPH_SHARE, Products
+from spiritlevel.engine.operators.memory import GRAPH_SHARE, free_bytes, graph_bytes, within
+from spiritlevel.engine.operators.products import Products
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import UsageError
@@ -231,6 +231,14 @@ def test_a_batch_is_counted_for_itself_where_it_is_a_view_of_all_data() -> None:
 
 def allow(monkeypatch: pytest.MonkeyPatch, allowed: float) -> None:
     monkeypatch.setenv("SPIRITLEVEL_MEMORY", str(int(allowed)))
+
+
+def test_graphs_take_no_more_than_a_training_step_unless_that_is_little() -> None:
+    gib = 2.0**30
+    in_use, kept = within(free=100 * gib, step=20 * gib, small=4 * gib)  # a large model: no more than the step itself
+    assert in_use + kept <= 20 * gib
+    assert within(free=100 * gib, step=gib, small=4 * gib) == (4 * gib, 4 * gib)  # a small one keeps what it can
+    assert within(free=2 * gib, step=20 * gib, small=4 * gib) == (1 * gib, pytest.approx(0.8 * gib))
 
 
 @pytest.mark.parametrize("strategy", ["looped", "batched"])

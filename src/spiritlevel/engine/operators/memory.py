@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from spiritlevel.inputs.batch_sizes import SHARE_OF_GRAPH, memory_share
 from spiritlevel.inputs.graph_size import saved_bytes
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.process.memory_limit import free_bytes
 
-__all__ = ["free_bytes", "graph_bytes"]
+__all__ = ["free_bytes", "graph_bytes", "room_for_graphs"]
 
 # The graph of a gradient holds about as much again for the gradient's own computation, and once more while it is used.
 GRAPH_FACTOR = 3.0
+# Shares of the free memory that the graph in use, and those that are kept, may take; and where that is more than a
+# small part of a GPU, of the memory of a training step: its weights four times, and what a forward pass of so many of
+# the samples keeps.
+GRAPH_SHARE, KEPT_SHARE = 0.5, 0.4
+GRAPH_STEPS, KEPT_STEPS, STEP_SAMPLES = 0.4, 0.6, 256
 
 
 def graph_bytes(problem: OpenProblem) -> tuple[int, int]:
@@ -21,3 +27,21 @@ def graph_bytes(problem: OpenProblem) -> tuple[int, int]:
         batches = -(-problem.survey.count // batch.count)
         problem.graph_bytes = (int(GRAPH_FACTOR * held), batches)
     return problem.graph_bytes
+
+
+def room_for_graphs(problem: OpenProblem) -> tuple[float, float]:
+    """Return how many bytes the graph in use, and those that are kept, may take."""
+    free = free_bytes(problem.device)
+    if problem.device.type != "cuda":
+        return GRAPH_SHARE * free, KEPT_SHARE * free
+    size, batches = graph_bytes(problem)
+    samples = problem.survey.count
+    kept_forward = size * batches / GRAPH_FACTOR / samples * min(samples, STEP_SAMPLES)
+    step = 4 * sum(tensor.numel() * tensor.element_size() for tensor in problem.tensors) + kept_forward
+    return within(free, step, memory_share(problem.device, SHARE_OF_GRAPH))
+
+
+def within(free: float, step: float, small: float) -> tuple[float, float]:
+    """Return the room for the graph in use and for those that are kept, by what a training step takes."""
+    in_use, kept = max(GRAPH_STEPS * step, small), max(KEPT_STEPS * step, small)
+    return min(GRAPH_SHARE * free, in_use), min(KEPT_SHARE * free, kept)

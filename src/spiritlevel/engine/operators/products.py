@@ -19,7 +19,7 @@ from spiritlevel.engine.operators.batch_products import (
 from spiritlevel.engine.operators.batch_sums import BatchSums
 from spiritlevel.engine.operators.derivative_check import SAMPLES, DerivativePath, path_of
 from spiritlevel.engine.operators.differences import Differences
-from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
+from spiritlevel.engine.operators.memory import GRAPH_SHARE, free_bytes, graph_bytes, room_for_graphs
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -30,8 +30,6 @@ Matrix = Literal["hessian", "ggn", "remainder"]
 Strategy = Literal["auto", "looped", "batched", "forward", "compiled", "finite differences"]
 # A strategy's products on a few samples must agree with the looped one's to this many parts of its length.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
-# Shares of the free memory that the graph in use, and those that are kept, may take.
-GRAPH_SHARE, KEPT_SHARE = 0.5, 0.4
 SMALL_GRAPH = 2**21  # bytes
 # Bytes of graph, times vectors, that a CPU works on at once: less would be all calls, more would leave its caches.
 TOGETHER = 256 * 2**20
@@ -102,7 +100,7 @@ class Products:
         if self._keep is None:
             if self.path.differences or self.strategy not in ("looped", "batched"):
                 return 0.0
-            return KEPT_SHARE * free_bytes(self.problem.device)
+            return room_for_graphs(self.problem)[1]
         return math.inf if self._keep else 0.0
 
     def release(self) -> None:
@@ -118,7 +116,7 @@ class Products:
         with problem.session():
             if not self._kept:
                 self._chosen, self._width, self._complete = self.strategy_for(count), count, False
-                self._fitting = GRAPH_SHARE * free_bytes(problem.device) / self._bytes_a_sample
+                self._fitting = room_for_graphs(problem)[0] / self._bytes_a_sample
             for part, end in zip(self._kept, self._ends):
                 yield part
                 if problem.progress is not None:
