@@ -187,7 +187,7 @@ NETWORKS = {
     network.name: network
     for network in (
         Network("gpt2", "GPT-2 124M", first_of("next token", _gpt2), "next token",
-                Size(32, 128, 50_257, 32, 300), 6e-4),
+                Size(128, 128, 50_257, 32, 300), 6e-4),
         Network("bert", "BERT-base, 2 classes", first_of("prose or code", _bert), "prose or code",
                 Size(256, 128, 2, 64, 300), 1e-4, enough=0.15),
         Network("vit", "ViT-S/16, 1,000 classes", first_of("images", _timm_vit, _hf_vit), "images", _IMAGES, 5e-4),

@@ -17,6 +17,8 @@ from spiritlevel.measures.reference import normalized as reference
 from spiritlevel.values.estimate import Estimate, How, Result, at_least_rounding, not_applicable
 
 _CLIPS = ("zero", "abs", "none")
+# How closely scales are balanced that were chosen by a sampled diagonal: far below its error.
+OF_SAMPLED = 1e-6
 
 
 def clipped(h: Tensor, clip: str) -> Tensor:
@@ -183,7 +185,7 @@ def _cross_fitted_minimum(
 def _with_finite_scales(h: Tensor, w2: Tensor) -> Balance:
     """Balance with a floor under h, so that an entry the choosing half saw as zero gets no infinite scale."""
     floor = 1e-3 * float(h.mean()) if float(h.mean()) > 0 else 1.0
-    return balance(h + floor, w2 + 1e-12 * float(w2.mean()) + 1e-300)
+    return balance(h + floor, w2 + 1e-12 * float(w2.mean()) + 1e-300, tolerance=OF_SAMPLED)
 
 
 def _summed(
