@@ -18,8 +18,8 @@ from tests.analyses.made_reports import made, pair
 def test_all_measures_agree() -> None:
     found = sl.compare(pair())
     assert found.reading[0] == (
-        "A is flatter than B by all 3 measures; for 2 of the 3 no rescaling (as declared, not checked here) could say "
-        "otherwise."
+        "A is flatter than B by all 3 measures; 2 of the 3 are invariant to every rescaling (as declared, not checked "
+        "here)."
     )
     assert found.agreement == {"decided": 3, "pairs": 3, "agree": 3, "disagreeing": []}
     assert found.headings == []
@@ -93,7 +93,7 @@ def test_an_untrained_network_is_headed_as_such() -> None:
 def test_a_network_not_at_a_minimum_is_headed_as_such() -> None:
     found = sl.compare(pair(at_minimum=False, gradient_norm=0.5, gradient_noise=0.1))
     assert found.headings == ["B is not at a minimum (gradient norm 0.50, its noise 0.10) but on the way to one."]
-    assert found.reading[0].endswith("could say otherwise, though B is not at a minimum.")
+    assert found.reading[0].endswith("not checked here), though B is not at a minimum.")
     assert found.reading[1].startswith("Hessian trace changes when weights are rescaled")
     both = reading_of(["A", "B"], [Finding("ρ", None)], not_at_minimum=["A", "B"])
     assert both[0].endswith("the difference is within its error, though neither is at a minimum.")
@@ -204,8 +204,8 @@ def test_the_reading_of_the_mock() -> None:
         Finding("output margin", "A", between(0.94), holds="scales_with_logits"),
     ]
     assert reading_of(["A", "B"], findings) == [
-        "A is flatter than B by 5 of 6 measures (1 undecided); for 1 of the 5 no rescaling found in these networks "
-        "could say otherwise.",
+        "A is flatter than B by 5 of 6 measures (1 undecided); 1 of the 5 is invariant to every rescaling found "
+        "in these networks.",
         "Hessian trace and top eigenvalue favour A, but rescaling one pair of layers by at most 2.6 reverses each "
         "without changing a single prediction.",
     ]
@@ -214,7 +214,7 @@ def test_the_reading_of_the_mock() -> None:
 def test_readings_say_no_more_than_is_known() -> None:
     surviving = [Finding("ρ, summed over layers", "B", between(0.5, 0.4, 0.6), holds="invariant")]
     assert reading_of(["A", "B"], surviving) == [
-        "B is flatter than A by the only measure; for it no rescaling found in these networks could say otherwise.",
+        "B is flatter than A by the only measure; it is invariant to every rescaling found in these networks.",
         "The largest difference is in ρ, summed over layers: B ÷ A = 0.500 (95% interval 0.400 to 0.600).",
     ]
     unreversed = [Finding("κ, last layer", "A", between(2.0), holds="changes")]

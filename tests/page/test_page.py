@@ -140,9 +140,9 @@ def test_ratios_are_marked_by_what_survives() -> None:
     assert rows["Hessian trace"]["kind"] == "changes under rescaling"
     assert rows["Normalised sharpness"]["kind"] == "survives rescaling"
     assert rows["Output margin"]["kind"] == "scales with the logits"
-    # Half the margin is twice as sharp: the ratio is turned over.
+    # Half the margin is twice as sharp: the ratio is inverted.
     assert rows["Output margin"]["ratio"] == pytest.approx(2.0)
-    assert "Turned over, because smaller is sharper: Output margin." in figure.caption
+    assert "Inverted, because smaller is sharper: Output margin." in figure.caption
     assert rows["Hessian trace"]["low"] < 2 < rows["Hessian trace"]["high"]
 
 

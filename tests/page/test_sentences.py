@@ -96,7 +96,7 @@ def test_reports_side_by_side_are_not_ranked() -> None:
 
 def test_all_measures_agree() -> None:
     strong, _ = answer(compared(made_report(), made_report(2.0)))
-    assert strong.startswith("a.pt is flatter than b.pt by all 6 measures; for 2 of the 6 no rescaling")
+    assert strong.startswith("a.pt is flatter than b.pt by all 6 measures; 2 of the 6 are invariant to every rescaling")
     assert "as declared" in strong
 
 

@@ -105,10 +105,10 @@ def _how_many_survive(leader: str, most: int, findings: Sequence[Finding]) -> st
         return "no rescaling was found in these networks to try on it"
     found = "rescaling found in these networks" if checked else "rescaling (as declared, not checked here)"
     if surviving == most:
-        which = "for it" if most == 1 else f"for {'both' if most == 2 else f'all {most}'}"
-        return f"{which} no {found} could say otherwise"
+        which = "it is" if most == 1 else f"{'both' if most == 2 else f'all {most}'} are"
+        return f"{which} invariant to every {found}"
     if surviving:
-        return f"for {surviving} of the {most} no {found} could say otherwise"
+        return f"{surviving} of the {most} {'is' if surviving == 1 else 'are'} invariant to every {found}"
     if by_logits == most:
         return f"{'it scales' if most == 1 else 'they scale'} with the logits"
     if by_logits:

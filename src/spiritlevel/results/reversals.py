@@ -26,6 +26,8 @@ class Reversal:
         """The rescaling in words."""
         size = f"×{at_least(self.factor, 3)}"
         if self.kind == "layers":
+            if len(self.layers) == 2:
+                return f"rescaling layers {' ↔ '.join(self.layers)} by {size} reverses it"
             shown = [*self.layers[:2], f"… ({len(self.layers)} layers)"] if len(self.layers) > 4 else self.layers
-            return f"a {size} rescaling of {'/'.join(shown)} reverses it"
+            return f"rescaling layer{'s' if len(self.layers) > 1 else ''} {', '.join(shown)} by {size} reverses it"
         return f"rescaling neurons by at most {size} reverses it"

@@ -21,7 +21,7 @@ FARTHEST = 8.0
 
 
 def marked_places(spectrum: Spectrum, learning_rate: float | None) -> list[dict[str, Any]]:
-    """Return the upright lines: both extremes, and 2/lr where the learning rate is known."""
+    """Return the vertical lines: both extremes, and 2/lr where the learning rate is known."""
     places = [
         {
             "place": spectrum.eigenvalue_min.value,

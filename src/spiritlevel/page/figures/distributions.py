@@ -90,7 +90,7 @@ def distribution(
         [binned, lines, zero],
         f"Distribution over samples of {title}. {said}.",
         height=260,
-        caption="Upright lines mark the medians" + (", the dashed one zero." if crosses_zero else "."),
+        caption="Vertical lines mark the medians" + (", the dashed one zero." if crosses_zero else "."),
     )
 
 

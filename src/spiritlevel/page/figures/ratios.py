@@ -116,7 +116,7 @@ def ratio_figure(
         caption += " Undecided is what lies within its error."
     if turned:
         listed = ", ".join(dict.fromkeys(turned))
-        caption += f" Turned over, because smaller is sharper: {listed}."
+        caption += f" Inverted, because smaller is sharper: {listed}."
     return Figure(
         name,
         "How much sharper, and does it hold",

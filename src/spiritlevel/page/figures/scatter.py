@@ -93,13 +93,13 @@ def scatter(
         return alt.layer(*drawn)
 
     said = "; ".join(f"{group}: r = {found.correlation:.3f} over {found.count:,}" for group, found in fits.items())
-    scale = {(True, True): "both axes logarithmic", (True, False): "across axis logarithmic"}.get(
-        (x_axis.log, y_axis.log), "upright axis logarithmic" if y_axis.log else "both axes linear"
+    scale = {(True, True): "both axes logarithmic", (True, False): "horizontal axis logarithmic"}.get(
+        (x_axis.log, y_axis.log), "vertical axis logarithmic" if y_axis.log else "both axes linear"
     )
     none = "too few points for a line"
     ends = [
         f"{n:,} below the end of the {side} axis are drawn on it"
-        for side, n in (("across", x_axis.below(samples[x])), ("upright", y_axis.below(samples[y])))
+        for side, n in (("horizontal", x_axis.below(samples[x])), ("vertical", y_axis.below(samples[y])))
         if n
     ]
     return Figure(

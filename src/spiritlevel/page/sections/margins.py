@@ -53,7 +53,7 @@ def section(content: PageContent) -> Section | None:
         parts.append(
             PageTable(
                 f"{quantity}-quartiles",
-                ["network", "samples", *POINTS, "skewness", "not above zero"],
+                ["network", "samples", *POINTS, "skewness", "at or below zero"],
                 rows,
                 caption=content.title(quantity),
                 numeric=range(1, 9),
