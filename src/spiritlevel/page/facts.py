@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spiritlevel.page.content import PageContent
+from spiritlevel.page.sections import epochs
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import percent, plain
 from spiritlevel.results.standing import standing_words
 from spiritlevel.results.wording import data_words
+
+MOST = 4  # networks whose facts stand side by side
 
 
 def settings_line(reports: Iterable[Report]) -> str:
@@ -30,9 +33,12 @@ def settings_line(reports: Iterable[Report]) -> str:
 def facts(content: PageContent) -> list[tuple[str, str]]:
     """Return loss, accuracies, gradient norm and cost, one value a network."""
     reports = list(content.reports.values())
-    if len(reports) > 4:  # curves and the table show them
-        reports = [reports[0], reports[-1]]
-    joint = " → " if len(content.reports) > 4 else " / "
+    joint = " / "
+    ends = epochs.ends_of_runs(content)
+    if ends:  # no arrow leads from one run to another
+        reports = [content.reports[label] for label in ends.values()][:MOST]
+    elif len(reports) > MOST:  # curves and the table show them
+        reports, joint = [reports[0], reports[-1]], " → "
     found = [("loss", joint.join(plain(report.loss, 3) for report in reports))]
     if any(report.accuracy is not None for report in reports):
         found.append(("accuracy", joint.join(percent(report.accuracy) for report in reports)))

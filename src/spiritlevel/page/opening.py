@@ -128,16 +128,20 @@ def _of_studies(content: PageContent) -> First:
 def _of_reports(content: PageContent) -> First:
     """Return the first screen of several reports that were not compared."""
     places, unit = epochs.places_of(content)
+    ends = epochs.ends_of_runs(content)
+    in_training = None if unit == "report" else places
     return First(
-        title=_several_title(content),
+        title=[(run, "") for run in ends] if 0 < len(ends) <= MOST_COLUMNS else _several_title(content),
         settings=facts.settings_line(content.reports.values()),
-        answer=sentences.of_several(content, None if unit == "report" else places, unit),
+        answer=(
+            sentences.of_runs(content, ends, places, unit) if ends else sentences.of_several(content, in_training, unit)
+        ),
         facts=facts.facts(content),
         notes=facts.notes(content),
         figure=epochs.signature(content),
         table=_several_table(content),
         kind="reports",
-        joined=" to " if unit != "report" else ", ",
+        joined=" to " if unit != "report" and not ends else ", ",
     )
 
 

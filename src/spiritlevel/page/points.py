@@ -15,6 +15,7 @@ from spiritlevel.values.statistics import Vector
 SHOWN = 2_000
 EXTREMES = 25  # on each side of each quantity
 BINS = (44, 30)
+FEWEST_ON_A_LINE = 10  # samples that a line is drawn through, and a correlation is given of
 LOG_RANGE = 50.0  # positive values that span more than this factor are drawn on a logarithmic axis
 TINIEST = 1e-12  # of the largest value: what is smaller is drawn there
 
@@ -139,7 +140,7 @@ def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> LineFit | None:
     """Return the line through the points, None where there are too few or one side does not vary."""
     finite = np.isfinite(x) & np.isfinite(y) & x_axis.holds(x) & y_axis.holds(y)
     a, b = x_axis.to_line(x[finite]), y_axis.to_line(y[finite])
-    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+    if len(a) < FEWEST_ON_A_LINE or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     slope, intercept = np.polyfit(a, b, 1)
     correlation = float(np.corrcoef(a, b)[0, 1])
@@ -157,6 +158,11 @@ def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> LineFit | None:
         for e in ends
     ]
     return LineFit(float(slope), float(intercept), correlation, len(a), line)
+
+
+def powers(alt: Any, **options: Any) -> Any:
+    """Return an axis over many orders of magnitude: 1e2, 1e-6 (a format of Vega's alone writes 1e+2)."""
+    return alt.Axis(format=".0e", labelExpr="replace(format(datum.value, '.0e'), '+', '')", **options)
 
 
 def short(value: float, digits: int = 6) -> float | None:

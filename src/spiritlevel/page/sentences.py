@@ -69,6 +69,34 @@ def of_several(content: PageContent, places: Mapping[str, float] | None, unit: s
     return strong, f"The loss went from {plain(first.loss, 3)} to {plain(last.loss, 3)}{aside}."
 
 
+def of_runs(content: PageContent, ends: Mapping[str, str], places: Mapping[str, float], unit: str) -> AnswerSentences:
+    """Return the answer of a page about several runs: where each of them ended, and between what."""
+    last = {run: content.reports[label] for run, label in ends.items()}
+    if len({report.fingerprint for report in last.values()}) > 1:
+        return (
+            f"These {len(last)} runs were not measured on the same samples, so no difference between them is a "
+            "difference between the networks alone.",
+            "They are shown side by side and nothing is concluded.",
+        )
+    said = []
+    for name in content.measures[:2]:
+        found = {run: r[name] for run, r in last.items() if name in r and r[name].status in MEASURED}
+        if len(found) > 1:
+            low, high = min(found, key=lambda run: found[run].value), max(found, key=lambda run: found[run].value)
+            between = " and ".join(f"{value_text(found[run])} ({run})" for run in (low, high))
+            said.append(f"{content.words(name)} lies between {between}")
+    reached = sorted({places[label] for label in ends.values()})
+    where = f" ({unit} {reached[0]:g})" if len(reached) == 1 and unit != "report" else ""
+    strong = (
+        f"At the end of the {len(last)} runs{where}, {', and '.join(said)}."
+        if said
+        else (f"{len(last)} runs, with no measure in common.")
+    )
+    losses = [report.loss for report in last.values() if report.loss is not None]
+    own = f"Their last losses lie between {plain(min(losses), 3)} and {plain(max(losses), 3)}. " if losses else ""
+    return strong, f"{own}Which is flatter is for a comparison to say."
+
+
 def answer_of_comparison(content: PageContent) -> AnswerSentences:
     """Return the two sentences the comparison itself makes of its numbers."""
     assert content.comparison is not None

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.page.points import short
-from spiritlevel.values.estimate import Estimate
+from spiritlevel.page.points import powers, short
 
-Point = tuple[float, str, float, float]  # place, label, value, error of the computation
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3])
 LOG_SPREAD = 20.0
+DEEPEST = 1e-9  # of the largest value: smaller ones stand at the end of a relative axis, so that the others can be told
 
 
-def curve(points: Sequence[Point], title: str, name: str, unit: str, rule: tuple[float, str] | None = None) -> Figure:
-    """Return one quantity over training; ``rule`` is a line across at a height, with its words."""
+@dataclass(frozen=True)
+class CurvePoint:
+    """A value at a place in training, with the error of its computation; points of one run are joined."""
+
+    place: float
+    label: str
+    value: float
+    error: float = 0.0
+    run: str = ""
+
+
+def curve(
+    points: Sequence[CurvePoint], title: str, name: str, unit: str, rule: tuple[float, str] | None = None
+) -> Figure:
+    """Return one quantity over training, a line a run; ``rule`` is a line across at a height, with its words."""
+    heights = [point.value for point in points] + ([rule[0]] if rule else [])
+    log = min(heights) > 0 and max(heights) / min(heights) > LOG_SPREAD
+    least = min(heights) / 2 if log else -math.inf  # a logarithmic axis has no place for what an error leaves of 0
     rows = Rows(
         name,
         [
-            {"place": p, "label": label, "value": short(v), "low": short(v - error), "high": short(v + error)}
-            for p, label, v, error in points
+            {
+                "place": point.place,
+                "label": point.label,
+                "run": point.run,
+                "value": short(point.value),
+                "low": short(max(point.value - point.error, least)),
+                "high": short(point.value + point.error),
+            }
+            for point in points
         ],
     )
     line = Rows(f"{name}_line", [] if rule is None else [{"value": rule[0], "words": rule[1]}])
-    heights = [value for _, _, value, _ in points] + ([rule[0]] if rule else [])
-    log = min(heights) > 0 and max(heights) / min(heights) > LOG_SPREAD
+    runs = list(dict.fromkeys(point.run for point in points))
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
-        x = alt.X("place:Q", title=unit, scale=alt.Scale(zero=False, nice=False))
+        x = alt.X("place:Q", title=unit, scale=alt.Scale(zero=False, nice=False), axis=_places(alt, points))
         y = alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=5, format=".6~g"))
-        base = alt.Chart(alt.NamedData(rows.name))
+        colour = alt.Color(
+            "run:N",
+            scale=alt.Scale(domain=runs, range=[palette.series[i % len(palette.series)] for i in range(len(runs))]),
+            legend=alt.Legend(title=None, columns=1, symbolType="stroke") if len(runs) > 1 else None,
+        )
+        base = alt.Chart(alt.NamedData(rows.name)).encode(x=x, color=colour)
         layers = [
-            base.mark_line(color=palette.blue, strokeWidth=2).encode(x=x, y=y),
-            base.mark_rule(color=palette.blue, strokeWidth=1).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"),
-            base.mark_point(color=palette.blue, filled=True, size=36).encode(
-                x=x,
+            base.mark_line(strokeWidth=2).encode(y=y),
+            base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+            base.mark_point(filled=True, size=36).encode(
                 y=y,
                 tooltip=[
                     alt.Tooltip("label:N", title="weights"),
@@ -55,9 +82,20 @@ def curve(points: Sequence[Point], title: str, name: str, unit: str, rule: tuple
             layers.append(text.encode(y="value:Q", text="words:N"))
         return alt.layer(*layers)
 
-    said = ", ".join(f"{short(place)}: {value:.4g}" for place, _, value, _ in points[:60])
+    said = "; ".join(
+        f"{run}{': ' if run else ''}"
+        + ", ".join(f"{short(point.place)}: {point.value:.4g}" for point in points[:60] if point.run == run)
+        for run in runs
+    )
     ruled = f" The line {rule[1]} lies at {rule[0]:.4g}." if rule else ""
-    return Figure(name, title, draw, [rows, line], f"{title} by {unit}. {said}.{ruled}", height=220)
+    height = 220 + (18 * len(runs) if len(runs) > 1 else 0)
+    return Figure(name, title, draw, [rows, line], f"{title} by {unit}. {said}.{ruled}", height=height)
+
+
+def _places(alt: Any, points: Iterable[CurvePoint]) -> Any:
+    """Return the axis along training: an epoch has no halves where none was measured."""
+    whole = all(point.place == round(point.place) for point in points)
+    return alt.Axis(tickMinStep=1, format="d") if whole else alt.Axis()
 
 
 def relative_curves(
@@ -71,7 +109,7 @@ def relative_curves(
 ) -> Figure | None:
     """Return several measures on one logarithmic axis, each divided by its value at ``base`` (None: its first)."""
     rows: list[dict[str, Any]] = []
-    said = []
+    said: list[str] = []
     for words, points in values.items():
         usable = [(place, value) for place, value in points if value > 0]
         start = next((value for place, value in usable if base is None or place == base), None)
@@ -85,20 +123,29 @@ def relative_curves(
     if not rows:
         return None
     titles = list(dict.fromkeys(row["measure"] for row in rows))
+    end = DEEPEST * max(row["relative"] for row in rows)
+    below = sum(row["relative"] < end for row in rows)
+    rows = [{**row, "relative": max(row["relative"], end)} for row in rows]
     heights = [row["relative"] for row in rows]
     domain = [min(heights) / 1.15, max(heights) * 1.15]
+    whole = places == "linear" and all(row["place"] == round(row["place"]) for row in rows)
     against = "its first value" if base is None else f"its value at {base:g}"
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         scale = alt.Scale(type="log") if places == "log" else alt.Scale(zero=False, nice=False)
         drawn = alt.Chart(alt.NamedData(name)).encode(
-            x=alt.X("place:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=6, format=".6~g")),
+            x=alt.X(
+                "place:Q",
+                title=unit,
+                scale=scale,
+                axis=alt.Axis(tickCount=6, tickMinStep=1 if whole else 0, format=".6~g"),
+            ),
             y=alt.Y(
                 "relative:Q",
                 scale=alt.Scale(type="log", domain=domain, nice=False),
                 title=f"value ÷ {against}",
-                axis=alt.Axis(tickCount=5, format=".6~g" if domain[1] / domain[0] < 1e4 else ".0e"),
+                axis=alt.Axis(tickCount=5, format=".6~g") if domain[1] / domain[0] < 1e4 else powers(alt, tickCount=5),
             ),
             color=alt.Color(
                 "measure:N",
@@ -119,10 +166,6 @@ def relative_curves(
         )
 
     text = f"Measures by {unit}, each divided by {against}. {'; '.join(said)}."
-    return Figure(name, title, draw, [Rows(name, rows)], text, height=290 + 18 * len(titles))
-
-
-def estimates_over(places: Mapping[str, float], estimates: Mapping[str, Estimate]) -> list[Point]:
-    """Return the points of a curve from estimates by label, in order of their place."""
-    usable = {label: e for label, e in estimates.items() if e.status in ("ok", "budget_spent")}
-    return sorted((places[label], label, e.value, e.stderr) for label, e in usable.items())
+    caption = f"{below} of the values lie below the axis, which ends at {DEEPEST:g} of the largest; they stand on it."
+    height = 290 + 18 * len(titles)
+    return Figure(name, title, draw, [Rows(name, rows)], text, height=height, caption=caption if below else "")

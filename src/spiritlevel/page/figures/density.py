@@ -9,7 +9,7 @@ import numpy as np
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.page.points import short
+from spiritlevel.page.points import powers, short
 
 if TYPE_CHECKING:
     from spiritlevel.results.spectrum_result import Spectrum
@@ -71,7 +71,7 @@ def density(spectrum: Spectrum, learning_rate: float | None, name: str) -> Figur
         base = alt.Chart(alt.NamedData(curve.name))
         x = alt.X("place:Q", title="eigenvalue", axis=alt.Axis(tickCount=6, format=".6~g"))
         scale = alt.Scale(type="log", domainMin=floor, nice=False)
-        axis = alt.Axis(tickCount=5, format=".0e")
+        axis = powers(alt, tickCount=5)
         return alt.layer(
             base.mark_area(opacity=0.3, color=palette.blue).encode(
                 x=x, y=alt.Y("low:Q", scale=scale, title="density", axis=axis), y2="high:Q"
@@ -123,7 +123,7 @@ def stems(spectrum: Spectrum, learning_rate: float | None, name: str) -> Figure:
                     "least:Q",
                     scale=alt.Scale(type="log", nice=False),
                     title="share of the eigenvalues",
-                    axis=alt.Axis(tickCount=5, format=".0e"),
+                    axis=powers(alt, tickCount=5),
                 ),
                 y2="share:Q",
                 tooltip=[

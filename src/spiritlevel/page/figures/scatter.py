@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.page.points import Axis, ShownPoints, axis_of, binned, fit
+from spiritlevel.page.points import Axis, ShownPoints, axis_of, binned, fit, powers
 
 RIGHT, WRONG, ALL = "classified right", "misclassified", "samples"
 
@@ -49,8 +49,8 @@ def scatter(
         alt = need("altair")
         colours = alt.Scale(domain=domain, range=[palette.blue, palette.orange][: len(domain)])
         x_scale, y_scale = _scale(alt, x_axis), _scale(alt, y_axis)
-        ticks = alt.Axis(tickCount=5, format=".6~g" if not x_axis.log else ".0e", grid=False)
-        y_ticks = alt.Axis(tickCount=5, format=".6~g" if not y_axis.log else ".0e", grid=False)
+        ticks = _ticks(alt, x_axis)
+        y_ticks = _ticks(alt, y_axis)
         shaded = (
             alt.Chart(alt.NamedData(bins.name))
             .mark_rect(color=palette.grey)
@@ -112,6 +112,12 @@ def scatter(
         caption=f"Lines by least squares on these axes ({scale}): {said or none}. {choice.words()}"
         + "".join(f" {text[0].upper()}{text[1:]}." for text in ends),
     )
+
+
+def _ticks(alt: Any, axis: Axis) -> Any:
+    if axis.log:
+        return powers(alt, tickCount=5, grid=False)
+    return alt.Axis(tickCount=5, format=".6~g", grid=False)
 
 
 def _scale(alt: Any, axis: Axis) -> Any:

@@ -1,0 +1,100 @@
+"""Curves over training and along scales: runs apart, whole epochs, nothing outside the axes or flattened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spiritlevel.page import builder, points
+from spiritlevel.page.content import PageContent
+from spiritlevel.page.figures.curves import DEEPEST, CurvePoint, curve, relative_curves
+from spiritlevel.page.palette import LIGHT
+from spiritlevel.page.sections import epochs
+from tests.page.material import made_report
+
+altair = pytest.importorskip("altair")
+
+
+def two_runs() -> PageContent:
+    return PageContent(
+        {
+            f"runs/{run}/epoch-{epoch}.pt": made_report((1 + run) * 2.0**epoch, epoch=epoch)
+            for epoch in range(6)
+            for run in (0, 1)
+        }
+    )
+
+
+def test_two_runs_are_two_lines_with_all_their_points() -> None:
+    content = two_runs()
+    assert set(epochs.runs_of(content).values()) == {"runs/0", "runs/1"}
+    figures = builder.figures(content)
+    for name in ("curves", "curve_of_measure_hessian_trace", "curve_of_loss"):
+        rows = figures[name].data[0].values
+        assert len(rows) == 12
+        for run in ("runs/0", "runs/1"):
+            own = [row["place"] for row in rows if row["run"] == run]
+            assert own == sorted(own)
+            assert len(set(own)) == 6
+    drawn = figures["curve_of_measure_hessian_trace"].draw(LIGHT).to_dict()
+    assert all(layer["encoding"]["color"]["field"] == "run" for layer in drawn["layer"][:3])
+
+
+def test_files_of_one_folder_are_one_run_and_files_of_many_none() -> None:
+    one = PageContent({f"run/epoch-{epoch}.pt": made_report() for epoch in range(3)})
+    apart = PageContent({f"seed{seed}/final-{seed}.pt": made_report() for seed in range(3)})
+    for content in (one, apart):
+        assert set(epochs.runs_of(content).values()) == {""}
+
+
+def test_the_same_epochs_in_two_folders_are_places() -> None:
+    labels = [f"{run}/epoch-{epoch}.pt" for run in "ab" for epoch in (1, 2)]
+    found, unit = epochs.places_of(PageContent({label: made_report() for label in labels}))
+    assert (unit, list(found.values())) == ("epoch", [1, 2, 1, 2])
+
+
+def test_epochs_have_no_halves_where_none_was_measured() -> None:
+    whole = [CurvePoint(place, "", place + 1.0) for place in (1.0, 2.0, 3.0)]
+    halves = [CurvePoint(place, "", place + 1.0) for place in (0.5, 1.0)]
+    ticks = [
+        curve(each, "loss", "loss", "epoch").draw(LIGHT).to_dict()["layer"][0]["encoding"]["x"].get("axis", {})
+        for each in (whole, halves)
+    ]
+    assert ticks[0].get("tickMinStep") == 1
+    assert "tickMinStep" not in ticks[1]
+
+
+def test_errors_end_on_a_logarithmic_axis() -> None:
+    rows = curve([CurvePoint(1, "", 1e-3, 5.0), CurvePoint(2, "", 1.0, 2.0)], "x", "x", "epoch").data[0].values
+    assert all(0 < row["low"] <= row["value"] for row in rows)
+
+
+def test_one_tiny_value_does_not_flatten_the_others() -> None:
+    values = {"trace": [(0.1, 1.0), (1.0, 2.0), (10.0, 1e-178)], "margin": [(0.1, 1.0), (1.0, 1.5), (10.0, 2.0)]}
+    figure = relative_curves(values, "α", "alpha", "Outputs scaled", base=1.0, places="log")
+    assert figure is not None
+    heights = [row["relative"] for row in figure.data[0].values]
+    assert min(heights) == pytest.approx(DEEPEST * max(heights))
+    assert figure.caption.startswith("1 of the values lie")
+    assert any(row["value"] == 1e-178 for row in figure.data[0].values), "what is pointed at says the value itself"
+    domain = figure.draw(LIGHT).to_dict()["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert domain[0] <= min(heights) <= max(heights) <= domain[1]
+
+
+def test_no_line_is_drawn_through_a_few_points() -> None:
+    x = np.arange(1.0, 30.0)
+    axis = points.axis_of(x)
+    assert points.fit(x[:3], 2 * x[:3], axis, axis) is None
+    assert points.fit(x, 2 * x, axis, axis) is not None
+
+
+def test_what_is_said_of_runs_leads_from_no_run_to_another() -> None:
+    first = builder.page_of(two_runs()).first
+    strong, rest = first.answer
+    assert strong == (
+        "At the end of the 2 runs (epoch 5), Hessian trace lies between 320.00 (runs/0) and 640.00 (runs/1), and top "
+        "eigenvalue of the Hessian lies between 64.000 (runs/0) and 128.00 (runs/1)."
+    )
+    assert rest.endswith("Which is flatter is for a comparison to say.")
+    assert not any("→" in value for _, value in first.facts)
+    assert [run for run, _ in first.title] == ["runs/0", "runs/1"]
