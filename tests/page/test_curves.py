@@ -8,9 +8,10 @@ import pytest
 from spiritlevel.page import builder, points
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import DEEPEST, CurvePoint, curve, relative_curves
+from spiritlevel.page.figures.distributions import distribution
 from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.sections import epochs
-from tests.page.material import made_report
+from tests.page.material import made_report, sampled_report
 
 altair = pytest.importorskip("altair")
 
@@ -98,3 +99,30 @@ def test_what_is_said_of_runs_leads_from_no_run_to_another() -> None:
     assert rest.endswith("Which is flatter is for a comparison to say.")
     assert not any("→" in value for _, value in first.facts)
     assert [run for run, _ in first.title] == ["runs/0", "runs/1"]
+
+
+def test_many_distributions_are_rows_and_few_are_outlines() -> None:
+    rng = np.random.default_rng(0)
+    six = {f"net-{place}": rng.normal(place, 1, 400) for place in range(6)}
+    drawn = distribution(six, "Output margin", "margins", {})
+    assert [row["name"] for row in drawn.data[0].values] == list(six)
+    for row, values in zip(drawn.data[0].values, six.values()):
+        assert row["median"] == pytest.approx(np.median(values), rel=1e-5)
+        assert row["p5"] < row["q1"] < row["median"] < row["q3"] < row["p95"]
+    assert drawn.draw(LIGHT).to_dict()["layer"]
+    two = dict(list(six.items())[:2])
+    assert distribution(two, "Output margin", "margins", dict.fromkeys(two, 0.0)).data[0].name == "margins_bins"
+
+
+def test_samples_of_two_networks_share_axes_and_lie_within_them() -> None:
+    reports = {"a.pt": sampled_report(300), "b.pt": sampled_report(300, seed=1)}
+    reports["b.pt"].per_sample["hessian_trace"][:5] *= 1e-30
+    figures = builder.figures(PageContent(reports))
+    scales = [
+        figures[f"trace_against_output_margin{suffix}"].draw(LIGHT).to_dict()["layer"][0]["encoding"]
+        for suffix in ("", "_2")
+    ]
+    for axis in "xy":
+        first, second = (scale[axis]["scale"] for scale in scales)
+        assert first == second
+        assert first.get("clamp", first.get("type") != "log"), "nothing is drawn outside a logarithmic axis"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 POINTS = 601
 FLOOR = 1e-8  # of the peak: what is below is not drawn
 SMALLEST_WEIGHT = 1e-12
-FARTHEST = 8.0
+FARTHEST = 2.0  # times the largest eigenvalue: a line farther off would press the spectrum together
 
 
 def marked_places(spectrum: Spectrum, learning_rate: float | None) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def marked_places(spectrum: Spectrum, learning_rate: float | None) -> list[dict[
             "rule": "ends",
         },
     ]
-    # A line far beyond the spectrum would squeeze it flat; the caption says where it lies.
+    # The caption says where a line lies that is not drawn.
     if learning_rate and 2 / learning_rate <= FARTHEST * max(spectrum.eigenvalue_max.value, 0):
         places.append(
             {

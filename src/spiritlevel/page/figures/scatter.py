@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from spiritlevel.page.extras import need
 from spiritlevel.page.palette import Palette
 from spiritlevel.page.parts import Figure, Rows
-from spiritlevel.page.points import Axis, ShownPoints, axis_of, binned, fit, powers
+from spiritlevel.page.points import Axis, ShownPoints, binned, fit, powers
 
 RIGHT, WRONG, ALL = "classified right", "misclassified", "samples"
 
@@ -24,10 +24,14 @@ def scatter(
     right: NDArray[np.bool_] | None,
     choice: ShownPoints,
     points: Rows,
+    axes: Mapping[str, Axis],
     name: str,
 ) -> Figure:
-    """Return the figure of quantity ``y`` against ``x``; ``points`` are the chosen samples' rows."""
-    x_axis, y_axis = axis_of(samples[x]), axis_of(samples[y])
+    """Return the figure of quantity ``y`` against ``x``; ``points`` are the chosen samples' rows.
+
+    The axes are those of all networks on the page, which can be compared so.
+    """
+    x_axis, y_axis = axes[x], axes[y]
     bins = Rows(f"{name}_bins", binned(samples[x], samples[y], x_axis, y_axis))
     groups = {ALL: np.ones(len(samples[x]), dtype=bool)} if right is None else {RIGHT: right, WRONG: ~right}
     fits = {
@@ -121,6 +125,7 @@ def _ticks(alt: Any, axis: Axis) -> Any:
 
 
 def _scale(alt: Any, axis: Axis) -> Any:
+    domain = [axis.low, axis.high] if axis.high > axis.low else alt.Undefined
     if axis.log:
-        return alt.Scale(type="log", domain=[axis.low, axis.high], nice=False)
-    return alt.Scale(zero=False, nice=False)
+        return alt.Scale(type="log", domain=domain, nice=False, clamp=True)  # what lies below stands on its end
+    return alt.Scale(domain=domain, zero=False, nice=False)

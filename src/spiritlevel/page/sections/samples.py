@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.scatter import ALL, RIGHT, WRONG, scatter
 from spiritlevel.page.parts import Cell, PageTable, Part, Rows, Section, TableRow, Words
-from spiritlevel.page.points import choose_points, short
+from spiritlevel.page.points import Axis, axis_of, choose_points, short
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain
 
@@ -29,10 +30,19 @@ def section(content: PageContent) -> Section | None:
     parts: list[Part] = []
     drawn = 0
     shown = list(content.shown)[:MOST_NETWORKS]
+    axes = {
+        name: axis_of(np.concatenate(values))
+        for name in (Y, *AGAINST)
+        if (
+            values := [
+                _of(report, name)
+                for label, report in content.shown.items()
+                if label in shown and name in report.per_sample
+            ]
+        )
+    }
     for position, (label, report) in enumerate(content.reports.items()):
-        samples = {
-            name: report.per_sample[name].double().numpy() for name in (Y, *AGAINST) if name in report.per_sample
-        }
+        samples = {name: _of(report, name) for name in (Y, *AGAINST) if name in report.per_sample}
         if Y not in samples or len(samples) < 2:
             continue
         drawn += 1
@@ -40,7 +50,7 @@ def section(content: PageContent) -> Section | None:
             continue
         if content.several:
             parts.append(Words("", strong=label))
-        parts += _parts(content, report, samples, "" if position == 0 else f"_{position + 1}")
+        parts += _parts(content, report, samples, axes, "" if position == 0 else f"_{position + 1}")
     if not parts:
         return None
     if drawn > len(shown):
@@ -49,7 +59,19 @@ def section(content: PageContent) -> Section | None:
     return Section("samples", "Sample by sample", f"trace of {counted:,} samples against what predicts it", parts)
 
 
-def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.float64]], suffix: str) -> list[Part]:
+def _of(report: Report, name: str) -> NDArray[np.float64]:
+    """Return a quantity of the samples that count."""
+    values: NDArray[np.float64] = report.per_sample[name].double().numpy()
+    return values
+
+
+def _parts(
+    content: PageContent,
+    report: Report,
+    samples: dict[str, NDArray[np.float64]],
+    axes: Mapping[str, Axis],
+    suffix: str,
+) -> list[Part]:
     kept = counted(report, samples)
     numbered, all_numbers = report.sample_index()
     numbers = all_numbers.numpy()[kept]
@@ -68,7 +90,7 @@ def _parts(content: PageContent, report: Report, samples: dict[str, NDArray[np.f
     titles = {name: content.title(name) for name in samples}
     titles[Y] = "Hessian trace of a sample"
     parts: list[Part] = [
-        scatter(samples, x, Y, titles, right, choice, rows_of_points, f"trace_against_{x}{suffix}")
+        scatter(samples, x, Y, titles, right, choice, rows_of_points, axes, f"trace_against_{x}{suffix}")
         for x in samples
         if x != Y and np.isfinite(samples[x]).any()
     ]
