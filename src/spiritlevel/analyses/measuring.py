@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import time
@@ -13,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.engine.blocks import Blocks
+from spiritlevel.analyses.refining import keep_what_is_known, measure_all
+from spiritlevel.analyses.running import MeasureRun, run_measure
+from spiritlevel.engine.blocks import BUDGET, Blocks
 from spiritlevel.engine.passes.gradient import GradientStats
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.deadline import Deadline, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.declaration import Measure
@@ -24,22 +28,15 @@ from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.results.header import Header
 from spiritlevel.results.standing import at_minimum
-from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.values.estimate import Estimate, Result, not_applicable
+from spiritlevel.values.errors import UsageError, near_names
+from spiritlevel.values.estimate import Estimate, Result
 
 Measures = str | Measure | Iterable[str | Measure]
 MeasureSettings = Mapping[str, Any]
-# Not every measure's reason is worth a traceback: these are failures of the computation, told in the measure's row.
-_TOLD_IN_ROW = (
-    SpiritlevelError,
-    torch.OutOfMemoryError,
-    np.linalg.LinAlgError,
-    torch.linalg.LinAlgError,  # type: ignore[attr-defined]  # documented, but torch's types do not export it
-)
 
 
 class MeasuringInterrupted(KeyboardInterrupt):
-    """Measuring was interrupted; ``report`` holds the measures that were finished."""
+    """Measuring was interrupted; ``report`` holds every measure, with what was known of it by then."""
 
     def __init__(self, report: Report) -> None:
         super().__init__("interrupted")
@@ -89,6 +86,7 @@ def measure(
     settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    seconds: float | Deadline | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Report:
@@ -97,9 +95,13 @@ def measure(
     ``measures`` are names, groups ("default", "cheap", "papers", "all"), globs, or functions declared with
     ``spiritlevel.declare``.  Passes over the data that several measures need are made once.  A measure that cannot be
     computed has a row with its reason.  ``tolerance`` is the relative error at which sampling and eigenvalues stop.
+    ``seconds`` is by when the best answer is to be had: it comes sooner where all errors are within the tolerance, and
+    else each value stands with the error it has by then.  Where this is interrupted, the ``KeyboardInterrupt`` that is
+    raised is a ``MeasuringInterrupted``, whose ``report`` holds what is known.
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data  # measure(problem, "papers")
+    deadline = deadline_of(seconds)
     chosen = select(measures)
     values = chosen_settings(chosen, settings or {})
     if tolerance is not None:
@@ -112,72 +114,29 @@ def measure(
     target = open_problem(as_problem(problem, data, **options))
     wants = frozenset().union(*(own.wanted(values[own.name]) for own in chosen))
     pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
-    bench = Workbench(target, wants, seed=seed, tolerance=tolerance, eigenpairs=pairs)
     start = time.perf_counter()
-    results: dict[str, Result] = {}
-    interrupted = False
+    target.deadline = deadline or target.deadline
+    budget = BUDGET if target.deadline is None else math.inf  # the time is what may be spent
+    bench = Workbench(target, wants, seed=seed, tolerance=tolerance, budget=budget, eigenpairs=pairs)
+    runs = [MeasureRun(own, bench, values[own.name]) for own in chosen]
+    interrupted = ""
     with show_progress(target, progress), target.session():
         bench.begin({need for own in chosen for need in own.needs})
         gradient = bench.gradient
         try:
-            for own in chosen:
-                results[own.name] = run_measure(own, bench, values[own.name])
+            measure_all(target, runs)
         except KeyboardInterrupt:
-            interrupted = True
+            finished = sum(run.settled for run in runs)
+            interrupted = f"Interrupted after {finished} of {len(chosen)} measures."
+            keep_what_is_known(target, runs)
     header = replace(header_of(target, bench, seed, gradient), wall_time=time.perf_counter() - start)
     if interrupted:
-        said = f"Interrupted after {len(results)} of {len(chosen)} measures."
-        header = replace(header, notes=(*header.notes, said))
+        header = replace(header, notes=(*header.notes, interrupted))
+    results = {run.measure.name: run.result for run in runs}
     report = _assemble(results, chosen, values, header, target.source.indices_of(target.survey.count))
     if interrupted:
         raise MeasuringInterrupted(report)
     return report
-
-
-def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any]) -> Result:
-    """Run one measure; what stops it becomes its reason."""
-    reason = _why_not(measure, bench.problem)
-    if reason:
-        return Result(not_applicable(reason))
-    before = sum(bench.problem.spent.values())
-    try:
-        found = measure(*(getattr(bench, need) for need in measure.needs), **settings)
-        while "blocks" in measure.needs and bench.blocks.improve(_as_result(measure, found).value):
-            found = measure(*(getattr(bench, need) for need in measure.needs), **settings)
-    except UsageError as error:
-        if not measure.builtin:
-            raise
-        return Result(not_applicable(str(error)))
-    except _TOLD_IN_ROW as error:
-        return Result(Estimate(float("nan"), float("nan"), status="not_applicable", reason=str(error).splitlines()[0]))
-    result = _as_result(measure, found)
-    if "blocks" in measure.needs:
-        result = bench.blocks.judged_result(result)
-    spent = float(sum(bench.problem.spent.values()) - before) + bench.claim(measure.needs)
-    value = replace(result.value, passes=spent, samples=result.value.samples or bench.problem.survey.count)
-    return replace(result, value=value)
-
-
-def _why_not(measure: Measure, problem: OpenProblem) -> str:
-    if "classes" in measure.requires and problem.survey.correct is None:
-        return "it needs class scores (B, C) and one integer label a sample"
-    if "independent" in measure.requires and problem.survey.coupled:
-        return "samples of a batch influence each other's outputs here (BatchNorm in training mode); use mode='eval'"
-    return ""
-
-
-def _as_result(measure: Measure, found: Any) -> Result:
-    if isinstance(found, Result):
-        return found
-    if isinstance(found, Estimate):
-        return Result(found)
-    if isinstance(found, Tensor) and found.numel() == 1:
-        found = found.item()
-    if isinstance(found, (int, float, np.number)) and not isinstance(found, bool):
-        return Result(Estimate(float(found)))
-    raise UsageError(
-        f"measure {measure.name} returned {type(found).__name__}; it must return a number, an Estimate or a Result"
-    )
 
 
 def _assemble(

@@ -118,6 +118,13 @@ def measure_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Relative error at which sampling and eigenvalues stop.")
     ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="By when to answer, loading included: the best there is then, each value with its error; sooner where "
+            "all are within the tolerance. Several weights files share it."
+        ),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(

@@ -22,6 +22,7 @@ from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
 from spiritlevel.cli.user_code import inputs_of, source_files
+from spiritlevel.inputs.deadline import Deadline, deadline_of
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import UNTRAINED
@@ -48,6 +49,7 @@ class Outputs:
 
 def run_request(request: Request, outputs: Outputs) -> int:
     """Measure what a checked request asks for, print it and save it; return the exit code."""
+    deadline = deadline_of(request.seconds)  # what is loaded counts
     labels = targets_of(request.weights)
     wanted = _wanted(outputs, labels)
     inputs = inputs_of(request, config=outputs.config, like=outputs.like)
@@ -66,7 +68,7 @@ def run_request(request: Request, outputs: Outputs) -> int:
     keeper = Keeper(labels, request.weights, outputs.json)
     try:
         _take_up(keeper, subject, outputs)
-        _measure_all(keeper, subject, outputs)
+        _measure_all(keeper, subject, outputs, deadline)
     except KeyboardInterrupt as stop:
         raise Stopped(_after_interruption(keeper, stop, request, outputs)) from stop
     try:
@@ -96,7 +98,7 @@ def _take_up(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
         note(f"{others} in {outputs.json}, {what}, will be replaced.", outputs.quiet)
 
 
-def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
+def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs, deadline: Deadline | None) -> None:
     """Measure what is not kept yet; among several weights files one that cannot be measured becomes a row."""
     paths: Sequence[str | None] = subject.request.weights or (None,)
     for position, (label, path) in enumerate(zip(keeper.labels, paths)):
@@ -105,9 +107,12 @@ def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
             continue
         if len(paths) > 1:
             note(f"{position + 1} of {len(paths)}: {path}", outputs.quiet)
+        left = len(paths) - position  # among which the time is divided
         identity = keeper.identify(path) if path is not None else ""
         try:
-            report = subject.report(path, progress=not outputs.quiet)
+            report = subject.report(
+                path, progress=not outputs.quiet, seconds=None if deadline is None else deadline.elsewhere(1 / left)
+            )
         except (Exception, SystemExit) as error:
             stop_if_asked()  # the failure may be what other code made of the interruption
             # A request that is wrong is so for every file; but which file cannot be loaded is the file's own affair.

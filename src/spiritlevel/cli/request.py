@@ -37,6 +37,7 @@ class Request:
     measures: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tolerance: float | None = None
+    seconds: float | None = None
 
     def over(self, other: Request) -> Request:
         """Return this request with the other's answers where this one has none; settings and arguments are merged."""
@@ -79,6 +80,7 @@ _LIKE = ("loss", "samples", "seed", "batch_size", "dtype", "mode", "parameters",
 _LISTS = ("weights", "parameters", "measures")
 _KINDS: dict[str, tuple[type, ...]] = {
     "samples": (int,), "seed": (int,), "batch_size": (int,), "tolerance": (float, int),
+    "seconds": (float, int),
     "model_args": (dict,), "data_args": (dict,), "settings": (dict,),
 }  # fmt: skip
 
@@ -127,6 +129,7 @@ def with_loss_of_task(request: Request) -> Request:
 def check_request(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
     from spiritlevel.analyses.measuring import chosen_settings
+    from spiritlevel.inputs.deadline import Deadline
     from spiritlevel.measures.registry import select
 
     if request.model is None:
@@ -135,6 +138,8 @@ def check_request(request: Request) -> Request:
         raise UsageError("no data was given; use --data digits, --data FILE.npz or --data package.module:name")
     if request.task is None and is_text_file(request.data):
         raise UsageError(f"{request.data} is text, and --task says what is done with it: {', '.join(TASKS)}")
+    if request.seconds is not None:
+        Deadline(request.seconds)  # which refuses what is no time
     filled = request.over(Request(loss="cross_entropy", seed=0, mode="eval", measures=("default",)))
     chosen = select(list(filled.measures))
     names = [measure.name for measure in chosen]

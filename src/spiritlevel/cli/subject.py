@@ -20,6 +20,7 @@ from spiritlevel.cli.tasks import task_named
 from spiritlevel.cli.token_data import TokenReader
 from spiritlevel.cli.user_code import inputs_of
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.deadline import Deadline
 from spiritlevel.inputs.weights.checkpoints import LoadedWeights, load_weights
 from spiritlevel.results import Report
 from spiritlevel.results.wording import shared_prefix_removed
@@ -101,8 +102,8 @@ class Subject:
         except UsageError as error:
             raise NotLoaded(str(error)) from error
 
-    def report(self, weights: str | None, progress: bool) -> Report:
-        """Return the report with the weights of a file."""
+    def report(self, weights: str | None, progress: bool, seconds: Deadline | None = None) -> Report:
+        """Return the report with the weights of a file, by a deadline where there is one."""
         request = self.request
         problem = self.problem(weights)
         try:
@@ -112,6 +113,7 @@ class Subject:
                 settings=request.flat_settings(),
                 seed=request.seed or 0,
                 tolerance=request.tolerance,
+                seconds=seconds,
                 progress=progress,
             )
         except MeasuringInterrupted as stop:

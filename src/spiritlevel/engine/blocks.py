@@ -19,6 +19,7 @@ from spiritlevel.engine.passes.sample_spread import column_form
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
 from spiritlevel.engine.tensor_estimate import TensorEstimate
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
@@ -131,18 +132,25 @@ class Blocks:
         assert self.sums is not None
         wanted = math.ceil(self.sums.draws * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
         cost = DRAW_COST / 2 * self.sums.columns / self.sums.draws * SKETCH_DRAWS
-        sweeps = min(wanted, int((self.budget - self.sketching) / cost))
-        self._sketch_sweeps(sweeps)
+        sweeps = self._sketch_sweeps(int(min(wanted, (self.budget - self.sketching) / cost)))
         self.sketching += cost * sweeps
         return sweeps > 0
 
-    def _sketch_sweeps(self, sweeps: int) -> None:
+    def _sketch_sweeps(self, sweeps: int) -> int:
+        """Make so many sweeps, or as many as there is time for; return how many."""
         assert self.sums is not None
-        for _ in range(sweeps):
+        for done in range(sweeps):
             columns_of = partial(gauss_newton_columns, first_draw=self.sums.draws)
-            more = curvature_sweep(self.problem, self.sums.wants, columns_of=columns_of, verify=False, seed=self.seed)
+            try:
+                more = curvature_sweep(
+                    self.problem, self.sums.wants, columns_of=columns_of, verify=False, seed=self.seed
+                )
+            except TimeSpent:
+                return done
             assert more is not None
-            self.sums.extend(more)
+            with self.problem.adding_up:
+                self.sums.extend(more)
+        return sweeps
 
     def _base(self, full: str, kind: Kind) -> Tensor:
         """Return the Gauss–Newton part with its folds first, (F, ...)."""

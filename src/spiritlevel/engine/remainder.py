@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.passes.operation_sampling import OperationSampling
+from spiritlevel.engine.passes.operation_sampling import SAMPLING, OperationSampling
 from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling
 from spiritlevel.engine.passes.sampled_form import Independent, Sampled, SampledForm
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
@@ -113,17 +114,26 @@ class Remainder:
     def _probes(self) -> int:
         return sum(form.probes for form in self.others.forms.values()) + self.others.size * self.others.written_out
 
-    def _draw(self, draws: int) -> None:
+    def _draw(self, draws: int) -> bool:
+        """Draw so often, in time; return whether anything was drawn."""
         left = draws
+        together = TOGETHER if self.problem.deadline is None else FIRST_DRAWS  # what was begun can be finished sooner
         while left > 0:
             # No sweep of a single draw: it would say nothing of its error.
-            count = left if left <= TOGETHER else min(TOGETHER, left - 2) if left - TOGETHER == 1 else TOGETHER
+            count = left if left <= together else min(together, left - 2) if left - together == 1 else together
+            count = int(max(2, min(count, self.problem.fitting(SAMPLING))))
             before = self.operations.names
-            self.operations.more(count)
+            try:
+                self.operations.more(count)
+            except TimeSpent:
+                if not self.operations.draws:
+                    raise
+                break
             self.spent += DRAW_COST * count
             left -= count
             if self.operations.names != before:  # a batch of another kind was met, and all draws were given up
                 self.others = self._by_probes()
+        return left < draws
 
     def _room(self) -> float:
         """Return what may still be spent; first looks leave half of the budget for what turns out to need it."""
@@ -147,18 +157,17 @@ class Remainder:
             known = self.others.form(kind)
             assert known is not None
             count = BLOCK * math.ceil(growth * known.probes / BLOCK)
-            count = min(count, int(room / len(sampled) / PROBE_COST))
+            count = int(min(count, room / len(sampled) / PROBE_COST))
             if count >= 1:
                 before = self._probes
                 self.others.more(kind, count)
                 self.spent += PROBE_COST * (self._probes - before)
-                drawn = True
+                drawn = drawn or self._probes > before
         if self.operations.draws and any(share < 1 - IGNORED for share in shares.values()):
             room = self._room()
-            count = min(math.ceil(growth * self.operations.draws), int(room / DRAW_COST))
+            count = int(min(math.ceil(growth * self.operations.draws), room / DRAW_COST))
             if count >= 2:
-                self._draw(count)
-                drawn = True
+                drawn = self._draw(count) or drawn
         return drawn
 
 

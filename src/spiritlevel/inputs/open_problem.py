@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.chosen_parameters import ChosenParameters, Layer
 from spiritlevel.inputs.contents import Content, count_of, map_tensors, pick_samples, tensors_of
 from spiritlevel.inputs.data import Source, held
+from spiritlevel.inputs.deadline import FEWEST_BATCHES, AddingUp, Deadline
 from spiritlevel.inputs.given import Given
 from spiritlevel.inputs.losses import Loss
 from spiritlevel.inputs.model_forward import Forward
@@ -60,12 +62,14 @@ class OpenProblem(ChosenParameters):
         self.notes = list(given.notes)  # sentences for the report
         self.spent = new_spent()  # sweeps over the data so far, by kind
         self.progress: ProgressHook | None = None
+        self.deadline: Deadline | None = None  # by when it is to be done, where that was asked for
         self.known_survey: Survey | None = None  # until the first sweep
         self.watch = Watch()
         self.vetted: dict[int, int] = {}  # order up to which all samples' derivatives of a batch were checked
         self.derivatives: Any = None  # how products are made, once a derivative was checked; or why there are none
         self.gradient_is_true = False  # the cheaper half of that check
         self.graph_bytes: tuple[int, int] | None = None  # of the first batch's retained graph, and number of batches
+        self.adding_up = AddingUp()
         self._forward = Forward(self.model, given.forward_function)
         self._session_depth = 0
         self._weights_before: WeightsBefore | None = None  # until the first forward pass
@@ -81,11 +85,16 @@ class OpenProblem(ChosenParameters):
 
     def on_network(self, model: nn.Module) -> OpenProblem:
         """Return a measurement of the same problem on another network of the same names."""
-        return OpenProblem(self.given.on_network(model))
+        return self._joined(OpenProblem(self.given.on_network(model)))
 
     def on_every(self, step: int) -> OpenProblem:
         """Return one on every so many of the samples, which must be in memory."""
-        return OpenProblem(self.given.on_every(step))
+        return self._joined(OpenProblem(self.given.on_every(step)))
+
+    def _joined(self, other: OpenProblem) -> OpenProblem:
+        """Return another measurement as a part of this one, which must be done by the same time."""
+        other.deadline = None if self.deadline is None else self.deadline.elsewhere()
+        return other
 
     def on_few(self, count: int) -> OpenProblem:
         """Return one on some samples from all over the data, or of its first batch where that is read anew.
@@ -99,6 +108,7 @@ class OpenProblem(ChosenParameters):
             batch = next(iter(self.batches()))
             places = torch.linspace(0, batch.count - 1, min(count, batch.count), device="cpu").long()
             few = OpenProblem(self.given.replaced(source=held(pick_samples(batch.content, places))))
+        few.deadline = None  # a check of a few samples is soon done, and without it nothing is
         few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
         few._own_buffers, few._differentiates_inside = self._own_buffers, self._differentiates_inside
         return few
@@ -141,6 +151,10 @@ class OpenProblem(ChosenParameters):
         if text not in self.notes:
             self.notes.append(text)
 
+    def fitting(self, kind: str) -> float:
+        """Return how many units of some work there is time for; without a deadline, and of what is new, any number."""
+        return math.inf if self.deadline is None else self.deadline.fitting(kind)
+
     # --- running the model ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -180,11 +194,15 @@ class OpenProblem(ChosenParameters):
                     self._weights_before.put_back()
                     self._weights_before = None
 
-    def batches(self, what: str = "") -> Iterator[Batch]:
-        """Sweep the data once, in order; ``what`` names the sweep for progress reports."""
+    def batches(self, what: str = "", units: float = 1.0) -> Iterator[Batch]:
+        """Sweep the data once, in order; ``what`` names the sweep for progress reports.
+
+        ``units`` says how much work of that name it is.  What a deadline leaves no time for raises ``TimeSpent``.
+        """
         start = 0
         total = self.known_survey.count if self.known_survey is not None else self.source.count or 0
         device, dtype = self.device, self.dtype
+        pace = self.deadline.pace(what, units, total) if self.deadline is not None and what and units else None
 
         def place(tensor: Tensor) -> Tensor:
             tensor = tensor.clone() if tensor.is_inference() else tensor
@@ -200,6 +218,10 @@ class OpenProblem(ChosenParameters):
             start += count
             if self.progress is not None and what:
                 self.progress(what, start, total)
+            if pace is not None:
+                pace.after(start)
+        if pace is not None:
+            pace.finish()
         self.spent.samples = max(self.spent.samples, start)
         if self._doubts:
             differ = bool(torch.stack(self._doubts).any())
@@ -223,6 +245,8 @@ class OpenProblem(ChosenParameters):
             from spiritlevel.inputs.batch_sizes import batch_size_for
 
             self._batch_size = batch_size_for(self)
+            if self.deadline is not None and self.source.count is not None:
+                self._batch_size = min(self._batch_size, -(-self.source.count // FEWEST_BATCHES))
         return resized(self._batch_size)
 
     def outputs(self, content: Content, parameters: Mapping[str, Tensor] | None = None) -> Tensor:

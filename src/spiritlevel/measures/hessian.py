@@ -13,8 +13,9 @@ from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import frobenius_squared
 from spiritlevel.engine.operators import HessianOperator
-from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
+from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue, stopped_in_time
 from spiritlevel.engine.operators.derivative_check import path_of
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Cost, declare
 from spiritlevel.measures.reference import curvature as reference
@@ -61,7 +62,7 @@ def ggn_trace(blocks: Blocks) -> Estimate:
 
 def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    return certified_eigenvalue(
+    found = certified_eigenvalue(
         value,
         residual,
         path_of(problem),
@@ -71,6 +72,7 @@ def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
         passes=float(pairs.products),
         products=pairs.products,
     )
+    return found if pairs.status == "ok" else stopped_in_time(found, problem)
 
 
 @declare(
@@ -180,7 +182,12 @@ def hessian_frobenius(
         start = random_signs(
             problem.size, probes, seed=seed + 1, first=len(values), dtype=problem.dtype, device=problem.device
         )
-        run = lanczos(matrix.matvec, start, 1, seed=seed)
+        try:
+            run = lanczos(matrix.matvec, start, 1, seed=seed)
+        except TimeSpent:
+            if not values:
+                raise
+            break
         products += probes
         values.extend(frobenius_squared(run, pairs=(pairs.values, pairs.vectors)).samples)
         draws = torch.tensor(values, dtype=torch.float64)
@@ -224,7 +231,7 @@ def hessian_log_volume(problem: OpenProblem, eigen: Eigen, *, k: int = 10, toler
         return not_applicable(f"only {positive} of the {k} largest eigenvalues are positive; choose a smaller k")
     low, high = (values - residuals).clamp(min=0).log().sum(), (values + residuals).log().sum()
     met = pairs.status == "ok"
-    return Estimate(
+    found = Estimate(
         float(values.log().sum()),
         interval=(float(low), float(high)),  # without a lower end where a residual reaches to 0
         how="estimated",
@@ -234,3 +241,4 @@ def hessian_log_volume(problem: OpenProblem, eigen: Eigen, *, k: int = 10, toler
         passes=float(pairs.products),
         details={"eigenvalues": values.tolist(), "residuals": residuals.tolist()},
     )
+    return found if met else stopped_in_time(found, problem)

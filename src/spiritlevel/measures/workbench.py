@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from spiritlevel.engine.blocks import BUDGET, TOLERANCE, Blocks
-from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
+from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
 from spiritlevel.engine.warm_start import warm_start
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
@@ -38,12 +39,13 @@ class Workbench:
         self.problem = problem
         self.seed = seed
         self._wants = wants
-        self._tolerance = tolerance
+        self.tolerance = tolerance
         self._budget = budget
         self._eigenpairs = eigenpairs
         self.known_blocks: Blocks | None = None  # until they are first asked for
         self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
         self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
+        self._unfinished: dict[tuple[Which, int], EigenSearch] = {}  # those that ran out of time
 
     @cached_property
     def outputs(self) -> Any:
@@ -85,7 +87,7 @@ class Workbench:
                 self.problem,
                 self._wants,
                 seed=self.seed,
-                tolerance=self._tolerance or TOLERANCE,
+                tolerance=self.tolerance or TOLERANCE,
                 budget=self._budget,
             )
         return self.known_blocks
@@ -127,7 +129,7 @@ class Workbench:
             served = self._served(k, which, math.inf if tolerance is None else tolerance)
             if served is not None:
                 return served
-            tolerance = tolerance or self._tolerance or EIGEN_TOLERANCE
+            tolerance = tolerance or self.tolerance or EIGEN_TOLERANCE
             if which == "magnitude" and k == 1 and not self._searches("largest"):
                 find(k, "largest", tolerance)  # which most often is the same one
                 return find(k, which, tolerance)
@@ -161,29 +163,56 @@ class Workbench:
         return None
 
     def _search(self, k: int, which: Which, tolerance: float) -> Eigenpairs:
-        problem = self.problem
-        start = warm_start(problem, k, which, tolerance, self.seed)
-        matrix = HessianOperator(problem, keep_graphs=None)
-        matrix.products.usual = USUAL_WIDTH
+        search = self._unfinished.pop((which, k), None) or EigenSearch(self.problem, k, which, tolerance, self.seed)
         try:
-            return top_eigenpairs(
-                matrix.matvec,
-                problem.size,
-                k,
-                which,
-                tolerance=tolerance,
-                start=start,
-                linear=not matrix.path.differences,
-                seed=self.seed,
-                dtype=problem.dtype,
-                device=problem.device,
-            )
-        finally:
-            matrix.release()
+            return search.run()
+        except TimeSpent:
+            found = search.pairs.so_far()
+            if found is None:
+                raise
+            self._unfinished[which, k] = search
+            return found
+
+    def go_on(self) -> bool:
+        """Let searches that ran out of time go on where their pairs are asked for again; False where none did."""
+        for key in self._unfinished:
+            self._pairs.pop(key, None)
+        layers = self.__dict__.get("layer_eigen", {})
+        if unfinished := any(found.status != "ok" for found in layers.values()):
+            del self.__dict__["layer_eigen"]
+        return unfinished or bool(self._unfinished)
 
     @cached_property
     def layer_eigen(self) -> dict[str, Estimate]:
         """The largest eigenvalue of each weight's own block."""
         return top_eigenvalues(
-            self.problem, self.problem.weights, tolerance=self._tolerance or EIGEN_TOLERANCE, seed=self.seed
+            self.problem, self.problem.weights, tolerance=self.tolerance or EIGEN_TOLERANCE, seed=self.seed
         )
+
+
+class EigenSearch:
+    """A search for eigenpairs of a problem's Hessian, begun where those over few samples point."""
+
+    def __init__(self, problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> None:
+        start = warm_start(problem, k, which, tolerance, seed)
+        self.matrix = HessianOperator(problem, keep_graphs=None)
+        self.matrix.products.usual = USUAL_WIDTH
+        self.pairs = EigenpairSearch(
+            self.matrix.matvec,
+            problem.size,
+            k,
+            which,
+            tolerance=tolerance,
+            start=start,
+            linear=not self.matrix.path.differences,
+            seed=seed,
+            dtype=problem.dtype,
+            device=problem.device,
+        )
+
+    def run(self) -> Eigenpairs:
+        """Search to the end, or from where it was left; the graphs that products kept go either way."""
+        try:
+            return self.pairs.run()
+        finally:
+            self.matrix.release()

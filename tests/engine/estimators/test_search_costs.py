@@ -62,13 +62,13 @@ def test_with_room_for_few_vectors_it_restarts_and_ends_at_the_same_pairs(
     ends = torch.tensor([1.05, 1.1, 1.15, 1.2], dtype=torch.float64)
     diagonal = torch.cat([torch.linspace(0, 1, ORDER - 4, dtype=torch.float64), ends]).to(dtype)
     room: list[int] = []
-    found = eigenvalues._EigenSearch.found
+    found = eigenvalues._KrylovSpace.found
 
-    def looked_at(self: eigenvalues._EigenSearch, *arguments: Any) -> eigenvalues.Eigenpairs:
+    def looked_at(self: eigenvalues._KrylovSpace, *arguments: Any) -> eigenvalues.Eigenpairs:
         room.append(len(self.basis))
         return found(self, *arguments)
 
-    monkeypatch.setattr(eigenvalues._EigenSearch, "found", looked_at)
+    monkeypatch.setattr(eigenvalues._KrylovSpace, "found", looked_at)
     wide = top_eigenpairs(lambda x: diagonal[:, None] * x, ORDER, k, dtype=dtype, tolerance=1e-4)
     vector = 2 * ORDER * diagonal.element_size()  # with its image
     monkeypatch.setenv("SPIRITLEVEL_MEMORY", str(int(12.5 * vector / BASIS_SHARE)))

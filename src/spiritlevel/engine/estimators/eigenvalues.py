@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -84,21 +84,19 @@ def top_eigenpairs(
     k: int = 1,
     which: Which = "largest",
     *,
-    tolerance: float = 1e-3,
-    relative_to: Literal["norm", "value"] = "norm",
-    max_sweeps: int = 200,
-    block: int | None = None,
-    width: int | None = None,
-    max_basis: int | None = None,
-    start: Tensor | None = None,
-    linear: bool = True,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    basis_device: torch.device | str | None = None,
     callback: Callable[[int, Tensor, Tensor], bool | None] | None = None,
+    **options: Any,
 ) -> Eigenpairs:
     """Find the k largest, smallest or largest-in-magnitude eigenpairs of a symmetric matrix of order ``size``.
+
+    ``options`` are those of an ``EigenpairSearch``, which this runs to its end.  ``callback`` sees (sweeps, values,
+    residuals by recurrence) after each sweep and stops the search by returning True.
+    """
+    return EigenpairSearch(matvec, size, k, which, **options).run(callback)
+
+
+class EigenpairSearch:
+    """A search for extreme eigenpairs of a symmetric matrix, which may be left at any sweep and gone on with.
 
     Davidson's method with thick restart: from ``block`` random columns (default k, so that every copy of a multiple
     eigenvalue is met) the basis grows by the residuals of the wanted pairs that are not there yet, at most ``width`` of
@@ -111,80 +109,123 @@ def top_eigenpairs(
     With ``relative_to="value"`` the residual must be small against the eigenvalue itself, down to rounding: ask for
     that at an end of the spectrum much shorter than the other (a slightly negative smallest eigenvalue beside a large
     positive one), where a residual small against the norm says nothing, not even about the sign.
-    ``start`` (P, any number of columns) is filled up with random columns to the width of the block.  ``callback`` sees
-    (sweeps, values, residuals by recurrence) after each sweep and stops the search by returning True.
+    ``start`` (P, any number of columns) is filled up with random columns to the width of the block.
     """
-    if which not in get_args(Which):
-        raise UsageError(f"which must be one of {', '.join(get_args(Which))}; found {which!r}.")
-    if not 1 <= k <= size:
-        raise UsageError(f"k must lie between 1 and the order of the matrix, {size}; found {k}.")
-    if relative_to not in ("norm", "value"):
-        raise UsageError(f"relative_to must be norm or value; found {relative_to!r}.")
-    if max_sweeps < 2 or tolerance <= 0:
-        raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
-    block = min(size, block if block is not None else k)
-    if size <= WRITTEN_OUT:
-        block = size  # a small matrix is written out: nothing is left to chance
-    width = width if width is not None else (block + 1) // 2
-    if block < 1 or width < 1:
-        raise UsageError(f"block and width must be at least 1; found {block} and {width}.")
-    if start is not None:
-        if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
-            raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
-        block = min(size, max(block, start.shape[1] + 1))  # one random column: the start may miss what is sought
-    least, device = k + 2 * block, torch.device(device)
-    limit = max_basis
-    if limit is None:
-        limit = max(6 * block, 2 * k + 24)
-        if min(limit, size) * size > SMALL_BASIS:
-            room = BASIS_SHARE * free_bytes(torch.device(basis_device) if basis_device is not None else device)
-            limit = max(least, min(limit, int(room / (2 * size * dtype.itemsize))))
-    if limit < least and limit < size:
-        raise UsageError(f"max_basis must hold k + 2 block = {least} vectors; found {limit}.")
 
-    may_combine = (
-        linear and relative_to == "norm" and tolerance >= WELL_ABOVE * COMBINED_ROUNDINGS * torch.finfo(dtype).eps
-    )
+    def __init__(
+        self,
+        matvec: Matvec,
+        size: int,
+        k: int = 1,
+        which: Which = "largest",
+        *,
+        tolerance: float = 1e-3,
+        relative_to: Literal["norm", "value"] = "norm",
+        max_sweeps: int = 200,
+        block: int | None = None,
+        width: int | None = None,
+        max_basis: int | None = None,
+        start: Tensor | None = None,
+        linear: bool = True,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        basis_device: torch.device | str | None = None,
+    ) -> None:
+        if which not in get_args(Which):
+            raise UsageError(f"which must be one of {', '.join(get_args(Which))}; found {which!r}.")
+        if not 1 <= k <= size:
+            raise UsageError(f"k must lie between 1 and the order of the matrix, {size}; found {k}.")
+        if relative_to not in ("norm", "value"):
+            raise UsageError(f"relative_to must be norm or value; found {relative_to!r}.")
+        if max_sweeps < 2 or tolerance <= 0:
+            raise UsageError(f"max_sweeps must be at least 2 and tolerance positive; found {max_sweeps}, {tolerance}.")
+        block = min(size, block if block is not None else k)
+        if size <= WRITTEN_OUT:
+            block = size  # a small matrix is written out: nothing is left to chance
+        width = width if width is not None else (block + 1) // 2
+        if block < 1 or width < 1:
+            raise UsageError(f"block and width must be at least 1; found {block} and {width}.")
+        if start is not None:
+            if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
+                raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
+            block = min(size, max(block, start.shape[1] + 1))  # one random column: the start may miss what is sought
+        least, device = k + 2 * block, torch.device(device)
+        limit = max_basis
+        if limit is None:
+            limit = max(6 * block, 2 * k + 24)
+            if min(limit, size) * size > SMALL_BASIS:
+                room = BASIS_SHARE * free_bytes(torch.device(basis_device) if basis_device is not None else device)
+                limit = max(least, min(limit, int(room / (2 * size * dtype.itemsize))))
+        if limit < least and limit < size:
+            raise UsageError(f"max_basis must hold k + 2 block = {least} vectors; found {limit}.")
 
-    def arrived(values: Tensor, residuals: Tensor, scale: float) -> Tensor:
-        allowed = torch.full_like(values, tolerance * scale)
-        if relative_to == "value":
-            allowed = (tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * torch.finfo(dtype).eps * scale)
+        self._may_combine = (
+            linear and relative_to == "norm" and tolerance >= WELL_ABOVE * COMBINED_ROUNDINGS * torch.finfo(dtype).eps
+        )
+        self._space = _KrylovSpace(
+            matvec,
+            size,
+            k,
+            which,
+            limit=min(limit, size),
+            dtype=dtype,
+            device=device,
+            basis_device=basis_device,
+            seed=seed,
+        )
+        self._tolerance, self._relative_to, self._linear = tolerance, relative_to, linear
+        self._max_sweeps, self._block, self._width, self._eps = max_sweeps, block, width, torch.finfo(dtype).eps
+        self._start = start
+        self._next: Tensor | None = None  # rows of the basis that were not multiplied yet
+        self._best = torch.full((k,), torch.inf, dtype=torch.float64)
+
+    def _arrived(self, values: Tensor, residuals: Tensor, scale: float) -> Tensor:
+        allowed = torch.full_like(values, self._tolerance * scale)
+        if self._relative_to == "value":
+            allowed = (self._tolerance * values.abs()).clamp_min(ROUNDING_FLOOR * self._eps * scale)
         return residuals <= allowed
 
-    search = _EigenSearch(
-        matvec,
-        size,
-        k,
-        which,
-        limit=min(limit, size),
-        dtype=dtype,
-        device=device,
-        basis_device=basis_device,
-        seed=seed,
-    )
-    search.expand(search.start_block(start, block))
-    best = torch.full((k,), torch.inf, dtype=torch.float64)
-    while True:
-        values, directions, expected, scale = search.ritz()
-        # What is of rounding size says no more; a product will tell.
-        there = arrived(values, expected, scale) | (expected <= BREAKDOWN_ROUNDINGS * torch.finfo(dtype).eps * scale)
-        complete = len(values) == k
-        stop = callback is not None and bool(callback(search.sweeps, values, expected))
-        last = stop or search.sweeps + 1 >= max_sweeps
-        if search.full or last or (complete and bool(there.all())):
-            anew = search.full or last or not may_combine
-            pairs = search.found(arrived, "new" if anew else "combined")
-            # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
-            stalled = float(pairs.residuals.max()) > 0.5 * float(best.max())
-            if pairs.status == "ok" or search.full or last or stalled or search.sweeps + 1 >= max_sweeps:
-                return pairs
-            best = pairs.residuals
-            there = torch.zeros_like(there)
-        search.expand(search.next_block(directions[~there.to(directions.device)][:width], block))
+    def run(self, callback: Callable[[int, Tensor, Tensor], bool | None] | None = None) -> Eigenpairs:
+        """Search until all pairs have arrived, the sweeps are spent, or ``callback`` says so.
+
+        What a product raises leaves the search as it was: it goes on where it is run again.
+        """
+        space = self._space
+        if not space.held:
+            self._next = space.start_block(self._start, self._block)
+        while True:
+            if self._next is not None:
+                space.expand(self._next)
+                self._next = None
+            values, directions, expected, scale = space.ritz()
+            # What is of rounding size says no more; a product will tell.
+            there = self._arrived(values, expected, scale) | (expected <= BREAKDOWN_ROUNDINGS * self._eps * scale)
+            complete = len(values) == space.k
+            stop = callback is not None and bool(callback(space.sweeps, values, expected))
+            last = stop or space.sweeps + 1 >= self._max_sweeps
+            if space.full or last or (complete and bool(there.all())):
+                anew = space.full or last or not self._may_combine
+                pairs = space.found(self._arrived, "new" if anew else "combined")
+                # Rounding sets a floor: a measured residual that no longer halves will not reach the tolerance.
+                stalled = float(pairs.residuals.max()) > 0.5 * float(self._best.max())
+                if pairs.status == "ok" or space.full or last or stalled or space.sweeps + 1 >= self._max_sweeps:
+                    return pairs
+                self._best = pairs.residuals
+                there = torch.zeros_like(there)
+            self._next = space.next_block(directions[~there.to(directions.device)][: self._width], self._block)
+
+    def so_far(self) -> Eigenpairs | None:
+        """Return the pairs as they stand without another product; None before there are any.
+
+        Their residuals are of combinations of the products made so far, which says nothing where these are not linear.
+        """
+        if not self._linear or self._space.torn or self._space.held < self._space.k:
+            return None
+        return self._space.found(self._arrived, "combined")
 
 
-class _EigenSearch:
+class _KrylovSpace:
     """An orthonormal basis V (rows), its images A V and the projection T = V A V^T."""
 
     def __init__(
@@ -206,6 +247,7 @@ class _EigenSearch:
         self.basis = torch.zeros(0, size, dtype=dtype, device=self.home)
         self.images = torch.zeros_like(self.basis)
         self.held = 0
+        self.torn = False  # while it is cut to its best part
         self.projection = torch.zeros(limit, limit, dtype=torch.float64)
         self.scale = 0.0
         self.seed, self.sweeps, self.products, self.draws = seed, 0, 0, 0
@@ -240,26 +282,28 @@ class _EigenSearch:
             keep = min(self.held - 1, self.k + (self.limit - self.k - block) // 2)
             order = self._order(values)[:keep]
             inner = vectors[:, order].T.to(self.basis)
+            self.torn = True
             self.basis[:keep] = inner @ self.basis[: self.held]
             self.images[:keep] = inner @ self.images[: self.held]
             self.projection.zero_()
             self.projection[:keep, :keep] = torch.diag(values[order])
-            self.held = keep
+            self.held, self.torn = keep, False
         negligible = BREAKDOWN_ROUNDINGS * self.eps * self.scale
         usable = [row for row in directions if length(row) > negligible]
         return self._orthonormal(directions, len(usable) or block, negligible)
 
     def expand(self, rows: Tensor) -> None:
         """Multiply the new rows behind the basis and take them into it."""
-        first, self.held = self.held, self.held + rows.shape[0]
         product = self._product(rows)
-        self.images[first : self.held] = product
-        coupling = (self.basis[: self.held] @ product.T).cpu().double()  # (held, new)
-        self.projection[: self.held, first : self.held] = coupling
-        self.projection[first : self.held, : self.held] = coupling.T
+        first, held = self.held, self.held + rows.shape[0]
+        self.images[first:held] = product
+        coupling = (self.basis[:held] @ product.T).cpu().double()  # (held, new)
+        self.projection[:held, first:held] = coupling
+        self.projection[first:held, :held] = coupling.T
         for column, (row, image) in enumerate(zip(rows, product, strict=True)):
             self.projection[first + column, first + column] = inner_product(row, image)
             self.scale = max(self.scale, length(image))
+        self.held = held  # last: what stops a product leaves the space as it was
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor, float]:
         """Return the wanted Ritz values, the residuals A y - theta y, their lengths, and the largest magnitude of all.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -173,6 +174,30 @@ def lanczos(
             if callback(result):
                 return result
     return Lanczos(alphas, betas, broken, basis, norms)
+
+
+def lanczos_in_time(
+    matvec: Matvec,
+    start: Tensor,
+    steps: int,
+    *,
+    basis_device: torch.device | str | None = None,
+    callback: Callable[[Lanczos], bool | None] | None = None,
+    seed: int = 0,
+) -> Lanczos:
+    """Run so many steps of Lanczos, or as many as there was time for where products are refused after some."""
+    known: list[Lanczos] = []
+
+    def keep(run: Lanczos) -> bool:
+        known[:] = [run]
+        return callback is not None and bool(callback(run))
+
+    try:
+        return lanczos(matvec, start, steps, basis_device=basis_device, callback=keep, seed=seed)
+    except TimeSpent:
+        if not known:
+            raise
+        return known[0]
 
 
 def _without_basis(rows: Tensor, bases: Tensor) -> Tensor:

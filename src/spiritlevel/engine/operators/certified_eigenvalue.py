@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from spiritlevel.engine.operators.derivative_check import DerivativePath
+from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
 
@@ -31,3 +33,12 @@ def certified_eigenvalue(
         passes=passes,
         details={"residual": residual, **details, "path": path.label},
     )
+
+
+def stopped_in_time(found: Estimate, problem: OpenProblem) -> Estimate:
+    """Return what a search for the largest found before it came to its end, where a deadline may have ended it.
+
+    An eigenvalue lies in the interval, but a search of a few steps may not have come near the largest: a Ritz value is
+    at most that, and no more is said.
+    """
+    return found if problem.deadline is None else replace(found, how="lower_bound")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
+from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos_in_time
 from spiritlevel.engine.estimators.probes import random_signs
+from spiritlevel.engine.operators.certified_eigenvalue import stopped_in_time
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.operators.products import Products
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -91,14 +92,14 @@ def _together(
         bounds, scale = run.residual_bounds[:, -1], run.ritz_values.abs().amax(1)
         return run.steps >= 3 and bool((bounds <= tolerance * scale).all())
 
-    run = lanczos(matvec, start, min(steps, max(sizes)), callback=converged, seed=seed)
+    run = lanczos_in_time(matvec, start, min(steps, max(sizes)), callback=converged, seed=seed)
     found = {}
     for column, layer in enumerate(names):
         value, radius = float(run.ritz_values[column, -1]), float(run.residual_bounds[column, -1])
         met = radius <= tolerance * float(run.ritz_values[column].abs().max())
         path = path_of(problem)
         status, reason = path.verdict(met, f"the residual is {radius:.2g} after {run.steps} Lanczos steps")
-        found[layer] = Estimate(
+        known = Estimate(
             value,
             interval=(value - radius, value + radius),
             how="estimated",
@@ -109,6 +110,7 @@ def _together(
             passes=float(run.steps),
             details={"residual": radius, "path": path.label},
         )
+        found[layer] = known if met else stopped_in_time(known, problem)
     return found
 
 

@@ -117,25 +117,31 @@ class Products:
             if not self._kept:
                 self._chosen, self._width, self._complete = self.strategy_for(count), count, False
                 self._fitting = room_for_graphs(problem)[0] / self._bytes_a_sample
+            total = problem.survey.count
+            pace = None if problem.deadline is None else problem.deadline.pace(what, count, total)
             for part, end in zip(self._kept, self._ends):
                 yield part
                 if problem.progress is not None:
-                    problem.progress(what, end, problem.survey.count)
+                    problem.progress(what, end, total)
+                if pace is not None:
+                    pace.after(end)
             first = self._ends[-1] if self._ends else 0
-            if first == problem.survey.count:
-                return
             room = 0.0 if self._complete else self._room
-            for piece in self._pieces_from(first, what):
+            for piece in self._pieces_from(first, what) if first < total else ():
                 part = self._made(problem, piece, self.names, self.strategy)
                 yield part
                 room -= self._bytes_a_sample * piece.count
                 if room >= 0:
                     self._kept.append(part)
                     self._ends.append(piece.start + piece.count)
+                if pace is not None:
+                    pace.after(piece.start + piece.count)
             self._complete = True
+            if pace is not None:
+                pace.finish()
 
     def _pieces_from(self, first: int, what: str) -> Iterator[Batch]:
-        for batch in self.problem.batches(what):
+        for batch in self.problem.batches(what, units=0):
             if batch.start + batch.count > first:
                 yield from (piece for piece in self._pieces(batch, self._width) if piece.start >= first)
 

@@ -29,6 +29,7 @@ from spiritlevel.inputs.survey import Surveyor, checked_outputs
 # sketched.
 COLUMN_LIMIT = 32
 SKETCH_DRAWS = 8  # of them a sweep, until their error is found too large
+SKETCHING = "sketching the loss's curvature"  # what a sweep of more of them is called
 # Batches that a GPU is given to work on before the first one's checks are waited for.
 AHEAD = 2
 
@@ -135,7 +136,8 @@ class _CurvaturePass:
         if self.surveyor is None and problem.survey.coupled:
             return None
         with problem.session():
-            for number, batch in enumerate(problem.batches("curvature"), 1):
+            what = "curvature" if self.linearity is not None else SKETCHING
+            for number, batch in enumerate(problem.batches(what), 1):
                 with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
                     if not self._take(batch):
                         return None

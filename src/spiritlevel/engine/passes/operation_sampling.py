@@ -33,6 +33,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 TRIED = 4
 # Numbers of columns, and of gradients at layers' outputs, that a CPU pulls back in one step.
 TOGETHER_NUMBERS = 8_000_000
+SAMPLING = "sampling the remainder"  # what a sweep of draws is called
 # What the accumulators call a form, and what it is called by those who ask.
 FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
 
@@ -138,7 +139,7 @@ class OperationSampling:
         sweep = Accumulators(problem, self.wants, Rules(problem))
         sweep.begin_draws(draws, self.names)
         with problem.session():
-            for batch in problem.batches("sampling the remainder"):
+            for batch in problem.batches(SAMPLING, units=draws):
                 outputs, recorder, graph = self._forward(batch)
                 losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
                 problem.agrees(batch, losses)
@@ -151,7 +152,8 @@ class OperationSampling:
                 sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
         problem.spent["forward"] += 1
         problem.spent["column"] += 1 + 2 * draws
-        self._take(sweep, draws)
+        with problem.adding_up:
+            self._take(sweep, draws)
         return True
 
     def _portions(self, curved: CurvedBatch, recorder: Recorder, draws: int) -> Iterator[Portion]:

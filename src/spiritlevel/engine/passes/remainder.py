@@ -21,6 +21,7 @@ from spiritlevel.engine.operators.derivative_check import path_of, require_doubl
 from spiritlevel.engine.operators.differentiation import derivative_along
 from spiritlevel.engine.operators.products import sweep_products
 from spiritlevel.engine.passes.sampled_form import Exact, KeptDraws, Running, SampledForm
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm
 from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
@@ -30,6 +31,9 @@ KINDS: tuple[Kind, ...] = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
 FIRST_PROBES = 16  # before anybody looks at errors
 TOGETHER = 64  # unit vectors that do
+UNIT_PRODUCTS = "writing the remainder out"
+# Probes that share a sweep, and the fewest whose spread is an error, where the time may not be enough for a block.
+BLOCK_IN_TIME, FEWEST_PROBES = 4, 4
 
 
 class ParameterSampling:
@@ -78,7 +82,8 @@ class ParameterSampling:
         known = self.forms.get(kind)
         # One block serves all kinds.
         many = ((0 if known is None else known.probes) + probes) * self.kinds >= self.size
-        if kind != "whole" and self._block is None and many and not path_of(self.problem).differences:
+        in_time = self.problem.fitting(UNIT_PRODUCTS) >= self.size
+        if kind != "whole" and self._block is None and many and in_time and not path_of(self.problem).differences:
             self._block = self._unit_products()
             self.forms = {one: form for one, form in self.forms.items() if one == "whole"}
         if self._block is not None:
@@ -89,25 +94,40 @@ class ParameterSampling:
             self.forms[kind] = self._sampled_form(shapes, known or self._empty_form(shapes), probes)
 
     def _sampled_form(self, shapes: ProbeShapes, form: SampledForm, probes: int) -> SampledForm:
-        kind, done = shapes.kind, form.probes
-        assert isinstance(form.joint, KeptDraws)
-        for start in range(0, probes, BLOCK):
-            count = min(BLOCK, probes - start)
-            vectors = shapes.probes(done + start, count, self.seed)
-            products = sweep_products(self.problem, vectors, self.of, what=f"sampling the remainder ({kind})")
-            totals = {}
-            for name, vector in vectors.items():
-                parts = shapes.reduced(name, vector.double() * products[name])
-                totals[name] = parts.reshape(count, -1).sum(1).cpu()
-                form.joint.draws.setdefault(name, []).append(totals[name])
-                _added(form.sums[name], totals[name])
-                if self._keeps_parts(kind):
-                    _added(form.parts[name], parts)
-            for layer, own in by_layer(self.problem, shapes.names).items():
-                _added(form.layers[layer], torch.stack([totals[name] for name in own]).sum(0))
-            _added(form.network, torch.stack(list(totals.values())).sum(0))
-        form.probes = done + probes
+        kind, end = shapes.kind, form.probes + probes
+        what = f"sampling the remainder ({kind})"
+        while form.probes < end:
+            block = BLOCK if self.problem.deadline is None else BLOCK_IN_TIME
+            count = min(block, end - form.probes)
+            vectors = shapes.probes(form.probes, count, self.seed)
+            try:
+                products = sweep_products(self.problem, vectors, self.of, what=what)
+            except TimeSpent:
+                if form.probes < FEWEST_PROBES:
+                    raise
+                break
+            with self.problem.adding_up:
+                self._add(form, shapes, vectors, products)
         return form
+
+    def _add(
+        self, form: SampledForm, shapes: ProbeShapes, vectors: Mapping[str, Tensor], products: Mapping[str, Tensor]
+    ) -> None:
+        """Take in probes and what the remainder made of them."""
+        kind, totals = shapes.kind, {}
+        assert isinstance(form.joint, KeptDraws)
+        count = len(next(iter(vectors.values())))
+        for name, vector in vectors.items():
+            parts = shapes.reduced(name, vector.double() * products[name])
+            totals[name] = parts.reshape(count, -1).sum(1).cpu()
+            form.joint.draws.setdefault(name, []).append(totals[name])
+            _added(form.sums[name], totals[name])
+            if self._keeps_parts(kind):
+                _added(form.parts[name], parts)
+        for layer, own in by_layer(self.problem, shapes.names).items():
+            _added(form.layers[layer], torch.stack([totals[name] for name in own]).sum(0))
+        _added(form.network, torch.stack(list(totals.values())).sum(0))
+        form.probes += count
 
     def _keeps_parts(self, kind: Kind) -> bool:
         return kind in ("rows", "columns") or (kind == "entries" and self.keep_diagonal)
@@ -147,7 +167,7 @@ class ParameterSampling:
             unit = torch.eye(self.size, dtype=self.problem.dtype, device=self.problem.device)[start : start + TOGETHER]
             parts = unit.split([tensor.numel() for tensor in tensors.values()], 1)
             vectors = {name: part.reshape(-1, *t.shape) for (name, t), part in zip(tensors.items(), parts)}
-            products = sweep_products(self.problem, vectors, self.of, what="writing the remainder out")
+            products = sweep_products(self.problem, vectors, self.of, what=UNIT_PRODUCTS)
             rows.append(torch.cat([products[name].reshape(len(unit), -1) for name in self.names], 1))
         return torch.cat(rows).double()
 
