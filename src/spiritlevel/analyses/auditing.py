@@ -17,6 +17,7 @@ from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, as_problem, chosen_settings, measure
 from spiritlevel.analyses.trials import TRIALS, Change, rescalings
+from spiritlevel.inputs.deadline import Deadline, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.inputs.opening import as_torch_dtype
 from spiritlevel.measures.declaration import Measure
@@ -38,6 +39,8 @@ ROUNDING = {torch.float32: 2e-3, torch.float64: 1e-7}
 SIGMAS = 5.0  # standard errors come from as few as eight draws, whose own spread is large
 # "Invariant" needs an error small enough to have seen a change: larger than this share of the value it is undecided.
 RESOLUTION = 0.01
+# Measurements of an audit: of the network itself, permuted, and one neuron rescaled; and for each range of factors.
+RUNS_AT_LEAST, RUNS_A_STRENGTH = 2 + len(ONE_NEURON), 2
 # A bound found by a search, or an infimum over samples, may miss its own optimum by about this share.
 BOUND_SHARE = 0.1
 
@@ -56,6 +59,7 @@ def audit(
     seed: int = 0,
     tolerance: float | None = None,
     dtype: str | torch.dtype | None = "float64",
+    seconds: float | Deadline | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Audit:
@@ -63,19 +67,22 @@ def audit(
 
     ``strengths``: names among "mild", "usual" (factors in [5, 25]) and "extreme", or a mapping from names to ranges.
     ``alphas``: the grid of the T_α sweep; empty for none.  The audit works on a float64 copy unless ``dtype=None``, so
-    that what rounding changes is not taken for what the symmetry changes.
+    that what rounding changes is not taken for what the symmetry changes.  ``seconds`` are shared by all measurements:
+    what there was no time to try is among what was refused, and what is not known well enough is undecided.
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data
     chosen = select(measures)
     chosen_settings(chosen, settings or {})  # refused before any work is done
-    ranges = chosen_strengths(strengths)
+    ranges, deadline = chosen_strengths(strengths), deadline_of(seconds)
     for alpha in alphas:
         if not (math.isfinite(alpha) and alpha > 0):
             raise UsageError(f"alphas must be positive finite numbers, not {alpha!r}")
     given = open_problem(as_problem(problem, data, **options))
+    given.deadline = deadline or given.deadline
     equivalents = Equivalents(given, copy_dtype(dtype))
-    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, progress)
+    measurements = RUNS_AT_LEAST + RUNS_A_STRENGTH * len(ranges) + len(alphas)
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, progress, measurements)
     base = run.report(equivalents.problem)
     sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
     trials = [
@@ -108,9 +115,11 @@ def examine(
     tolerance: float | None = None,
 ) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
     """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
-    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, False)
+    ranges = chosen_strengths(strengths)
+    measurements = RUNS_A_STRENGTH * len(ranges) + 1
+    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, False, measurements)
     sweep = _sweep(run, [float(alpha)])
-    changes = rescalings(equivalents, chosen_strengths(strengths), seed)
+    changes = rescalings(equivalents, ranges, seed)
     trials = [*_tried(run, base, changes), *_output_scaling(run, base, sweep)]
     return _verdicts(chosen, trials), dict(run.refused)
 
@@ -157,8 +166,10 @@ class _AuditRun:
         seed: int,
         tolerance: float | None,
         progress: bool,
+        measurements: int,
     ) -> None:
         self.equivalents = equivalents
+        self.left = measurements  # still to come, among which the time is divided
         self.chosen = chosen
         self.settings = settings
         self.seed = seed
@@ -169,12 +180,17 @@ class _AuditRun:
     def report(self, problem: OpenProblem, chosen: list[Measure] | None = None) -> Report:
         measured = chosen or self.chosen
         names = {own.name for own in measured}
+        deadline = self.equivalents.problem.deadline
+        if deadline is not None:
+            self.left = max(self.left - 1, 0)
+            deadline = deadline.elsewhere(1 / (self.left + 1))
         return measure(
             problem,
             measures=measured,
             settings={key: value for key, value in self.settings.items() if key.partition(".")[0] in names},
             seed=self.seed,
             tolerance=self.tolerance,
+            seconds=deadline,
             progress=self.progress,
         )
 

@@ -22,6 +22,7 @@ from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_set
 from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.engine.problem import Problem
+from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
@@ -52,6 +53,7 @@ def compare(
     search: bool = True,
     dtype: str | torch.dtype | None = "float64",
     headers: Mapping[str, Mapping[str, Any]] | None = None,
+    seconds: float | Deadline | None = None,
     progress: bool = False,
 ) -> Comparison:
     """Compare two or more networks: ``compare({"a": problem_a, "b": problem_b})``, or saved reports or their paths.
@@ -61,8 +63,9 @@ def compare(
     hand it is measured on rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling
     that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
     and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
+    Of ``seconds`` half is for the networks themselves, and a quarter each for the groups and for the rescaled copies.
     """
-    given = labelled(networks)
+    given, deadline = labelled(networks), deadline_of(seconds)
     if len(given) < 2:
         raise UsageError(f"a comparison needs at least two networks; found {len(given)}")
     problems = {label: open_problem(item) for label, item in given.items() if isinstance(item, Measurable)}
@@ -78,24 +81,54 @@ def compare(
     values = _flat(settings or {})
     refuse_different_data(problems)
     reports = {
-        label: measure(problem, measures=chosen, settings=values, seed=seed, tolerance=tolerance, progress=progress)
-        for label, problem in problems.items()
+        label: measure(
+            problem,
+            measures=chosen,
+            settings=values,
+            seed=seed,
+            tolerance=tolerance,
+            # The rest takes about as long again as all networks together.
+            seconds=None if deadline is None else deadline.elsewhere(1 / (2 * len(problems) - place)),
+            progress=progress,
+        )
+        for place, (label, problem) in enumerate(problems.items())
     }
     for label, more in (headers or {}).items():
         reports[label] = reports[label].described(**more)
     first = next(iter(reports.values()))
     rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
-    return assemble(
+    tested = _tested(problems, test)
+    _give(problems, deadline, 1 / 2)
+    by_group = measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance)
+    _give(problems, deadline, 1)
+    check, untold = None, ""
+    try:
+        check = Check(
+            problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
+        )
+    except TimeSpent as error:
+        untold = f"Which orderings survive rescaling is what measures declare, not tried on these networks: {error}."
+    found = assemble(
         reports,
         {own.name: own for own in chosen},
         seed=seed,
         problems=problems,
-        by_group=measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance),
-        check=Check(
-            problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
-        ),
-        test=_tested(problems, test),
+        by_group=by_group,
+        check=check,
+        test=tested,
     )
+    notes = [untold] if untold else []
+    if deadline is not None and rest and groups > 1 and not by_group:
+        notes.append("There was no time for errors over samples of measures without a value of each sample.")
+    if deadline is not None and check is not None and deadline.left <= 0:
+        notes.append(f"The search for rescalings that reverse an ordering was cut short: {deadline.words}.")
+    return replace(found, notes=[*found.notes, *notes]) if notes else found
+
+
+def _give(problems: Mapping[str, OpenProblem], deadline: Deadline | None, share: float) -> None:
+    """Let what is done next with the networks take a share of the time that is left."""
+    for problem in problems.values():
+        problem.deadline = None if deadline is None else deadline.elsewhere(share)
 
 
 def assemble(

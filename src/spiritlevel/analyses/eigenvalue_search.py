@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from spiritlevel.analyses.spectrum_plan import USABLE_SHARE
-from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, Which, top_eigenpairs
+from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
 from spiritlevel.engine.operators.memory import free_bytes
 from spiritlevel.engine.operators.products import Strategy
+from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
@@ -78,15 +79,19 @@ def eigenvalues(
     seed: int = 0,
     strategy: Strategy = "auto",
     keep_graphs: bool | None = None,
+    seconds: float | Deadline | None = None,
     progress: bool = False,
 ) -> Eigenvalues:
     """Find the k largest, smallest or largest-in-magnitude eigenpairs, each with the residual of an actual product.
 
     Stops when every residual is at most ``tolerance`` times the norm of the matrix (for "smallest", times the
     eigenvalue itself, because the small end of the spectrum is short, down to 1e-5 of the norm), or when ``max_sweeps``
-    sweeps are spent, which the status says.
+    sweeps are spent, which the status says.  With ``seconds`` it stops by then with the residuals as they stand: an
+    eigenvalue lies within each, but a search that was cut short may not have come near the outermost.
     """
+    deadline = deadline_of(seconds)
     problem = open_problem(problem)
+    problem.deadline = deadline or problem.deadline
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     matrix.products.usual = USUAL_WIDTH
     if not 1 <= k <= matrix.size:
@@ -98,6 +103,8 @@ def eigenvalues(
             matrix.release()
     path = matrix.path
     shortfall = f"the largest residual is {float(pairs.residuals.max()):.2g} after {pairs.sweeps} sweeps"
+    if pairs.status != "ok" and problem.deadline is not None and problem.deadline.refusals:
+        shortfall += f"; {problem.deadline.words}"
     status, reason = path.verdict(pairs.status == "ok", shortfall)
     return Eigenvalues(
         values=pairs.values,
@@ -135,7 +142,7 @@ def certified_pairs(
     def negligible(sweeps: int, values: Tensor, residuals: Tensor) -> bool:
         return which == "smallest" and len(residuals) == k and bool((residuals <= 0.5 * NEGLIGIBLE * norm).all())
 
-    pairs = top_eigenpairs(
+    search = EigenpairSearch(
         product,
         matrix.size,
         k,
@@ -150,8 +157,14 @@ def certified_pairs(
         dtype=problem.dtype,
         device=problem.device,
         basis_device=home,
-        callback=negligible,
     )
+    try:
+        pairs = search.run(negligible)
+    except TimeSpent:
+        stopped = search.so_far()
+        if stopped is None:
+            raise
+        pairs = stopped
     if which == "smallest" and bool((pairs.residuals <= NEGLIGIBLE * norm).all()):
         return replace(pairs, status="ok")
     return pairs

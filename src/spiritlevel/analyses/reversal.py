@@ -17,6 +17,7 @@ from spiritlevel.analyses.auditing import uncertainty
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.analyses.rescaling_directions import Array, Direction, Side
 from spiritlevel.analyses.surrogates import Surrogate, form_of
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.values.errors import SpiritlevelError
@@ -218,12 +219,10 @@ class _ReversalSearch:
             problem = direction.apply(t)
         except SpiritlevelError:  # a factor at which rounding would show
             return None
-        report = measure(
-            problem,
-            measures=[self.own],
-            settings={k: v for k, v in self.settings.items() if k.partition(".")[0] == self.own.name},
-            seed=self.seed,
-            tolerance=self.tolerance,
-        )
+        settings = {k: v for k, v in self.settings.items() if k.partition(".")[0] == self.own.name}
+        try:
+            report = measure(problem, measures=[self.own], settings=settings, seed=self.seed, tolerance=self.tolerance)
+        except TimeSpent:
+            return None
         after = report[self.own.name]
         return after if after.status in ("ok", "budget_spent") else None

@@ -151,7 +151,7 @@ class MeasureRun:
         if value.status != "budget_spent":
             return 0.0
         error = max(value.stderr, abs(value.value - value.details.get(OTHER_SIDE, value.value)) / 2)
-        error = max(error, residual_of(value) or 0.0)
+        error = max(error, value.details.get("residual", residual_of(value) or 0.0))
         tolerance = self.settings.get("tolerance") or self.bench.tolerance or TOLERANCE
         return error / (tolerance * abs(value.value)) if value.value else math.inf
 

@@ -40,7 +40,7 @@ def on_samples(problem: OpenProblem, kept: Tensor) -> OpenProblem:
 
     indices = source.indices_of(len(kept))[kept]
     own = replace(source, read=read, resized=None, count=None, every=None, indices=indices)
-    return OpenProblem(problem.given.replaced(source=own))
+    return problem.joined(OpenProblem(problem.given.replaced(source=own)))
 
 
 def measured_by_group(
@@ -68,6 +68,9 @@ def measured_by_group(
     for group in range(groups):
         for label, problem in problems.items():
             part = on_samples(problem, member == group)
+            if problem.deadline is not None:
+                left = groups * len(problems) - sum(map(len, found.values()))
+                part.deadline = problem.deadline.elsewhere(1 / left)
             try:
                 report = measure(part, measures=chosen, settings=own_settings, seed=seed, tolerance=tolerance)
             except SpiritlevelError:  # all labels of the group ignored, and the like

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -14,7 +15,8 @@ from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, 
 from spiritlevel.analyses.measuring import header_of
 from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
 from spiritlevel.engine.blocks import Blocks
-from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos
+from spiritlevel.engine.estimators.eigenvalues import Eigenpairs
+from spiritlevel.engine.estimators.lanczos import Lanczos, lanczos_in_time
 from spiritlevel.engine.estimators.probes import random_signs
 from spiritlevel.engine.estimators.quadrature import (
     counted_quadrature,
@@ -26,6 +28,7 @@ from spiritlevel.engine.estimators.quadrature import (
 from spiritlevel.engine.operators import LayerBlock, Operator
 from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenvalue
 from spiritlevel.engine.operators.products import Strategy
+from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.workbench import Workbench
@@ -55,6 +58,7 @@ def spectrum(
     max_probes: int = 64,
     strategy: Strategy = "auto",
     keep_graphs: bool | None = None,
+    seconds: float | Deadline | None = None,
     progress: bool = False,
 ) -> Spectrum:
     """Compute the spectrum by Lanczos from several random probes that advance together, one sweep over the data a step.
@@ -63,12 +67,14 @@ def spectrum(
     parameter's.  With ``tolerance`` more probes are taken until the standard errors of trace and squared Frobenius norm
     are below that share of them, and the extreme eigenvalues are refined until their residuals are, or until
     ``max_probes`` are spent; every number then says whether it got there.  Without it ``probes`` are taken.
+    ``seconds`` is by when the best answer is to be had: of fewer steps or probes, each number with its error by then.
     ``progress`` prints the memory plan and shows the sweeps on standard error.
     """
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
-    started = time.perf_counter()
+    started, deadline = time.perf_counter(), deadline_of(seconds)
     problem = open_problem(problem)
+    problem.deadline = deadline or problem.deadline
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)
     plan = plan_spectrum(matrix, operator, probes, steps)
     if progress:
@@ -99,12 +105,19 @@ class _SpectrumRun:
         self.top = (torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
         self.extremes: dict[str, tuple[float, float, Tensor]] = {}
         self.exact_trace, self.control = self._known_trace()
+        self.gradient = self.bench.gradient
+        self.cut_short = ""  # by what, where fewer steps or probes were made than asked for
 
     def result(self) -> Spectrum:
         """Take rounds until the errors are met or the probes are spent, then certify the extremes."""
         while not self._done():
             wanted = self.plan.probes if self.trace.count < self.plan.probes else self.max_probes
-            self._round(min(self.plan.probes_at_once, wanted - self.trace.count))
+            try:
+                self._round(min(self.plan.probes_at_once, wanted - self.trace.count))
+            except TimeSpent:
+                if not self.trace.count:
+                    raise
+                self._stop()
         largest, smallest = self._extreme("largest"), self._extreme("smallest")
         survey = self.problem.survey
         classes = survey.output_shape[0] if survey.correct is not None else None
@@ -135,12 +148,18 @@ class _SpectrumRun:
                 "max_probes": self.max_probes,
             },
             plan=plan,
-            header=header_of(self.problem, bench, self.seed, bench.gradient),
+            header=header_of(self.problem, bench, self.seed, self.gradient),
         )
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
+    def _stop(self) -> None:
+        assert self.problem.deadline is not None
+        self.cut_short = self.problem.deadline.words
+
     def _done(self) -> bool:
+        if self.cut_short:
+            return True
         if self.trace.count < self.plan.probes:
             return False
         if self.tolerance is None or self.trace.count >= self.max_probes:
@@ -155,16 +174,21 @@ class _SpectrumRun:
         start = random_signs(
             self.matrix.size, count, seed=self.seed, first=first, dtype=problem.dtype, device=problem.device
         )
-        run = lanczos(
+        controls = self._control_forms(start)  # before all steps, which may leave no time for it
+        run = lanczos_in_time(
             self.matrix.matvec, start, self.plan.steps, basis_device=self.plan.basis_device, seed=self.seed + first
         )
+        if run.steps < min(self.plan.steps, run.size):
+            self._stop()
+            if self.nodes and run.steps < self.nodes[0].shape[1]:
+                return  # quadratures of fewer nodes would not go with the others
         found = quadrature_of(run)
         self.rounding = found.rounding
         self.nodes.append(found.nodes)
         self.weights.append(found.weights)
         self.counted.append(counted_quadrature(run))
         self.residuals.append(run.residual_bounds)
-        by_trace = lanczos_trace(run, control=self._control_forms(start))
+        by_trace = lanczos_trace(run, control=controls)
         by_square = frobenius_squared(run)
         self.trace.add(by_trace.samples)
         self.frobenius.add(by_square.samples)
@@ -228,8 +252,11 @@ class _SpectrumRun:
         if what == "trace" and self.control is not None:
             error = math.hypot(error, self.control[1])
         path = self.matrix.path
-        met = self.tolerance is None or error <= self.tolerance * abs(draws.mean)
-        shortfall = f"the standard error is above {self.tolerance} of the {what} after {draws.count} probes"
+        met = error <= self.tolerance * abs(draws.mean) if self.tolerance is not None else not self.cut_short
+        shortfall = f"after {draws.count} of {self.plan.probes} probes"
+        if self.tolerance is not None:
+            shortfall = f"the standard error is above {self.tolerance} of the {what} after {draws.count} probes"
+        shortfall += f"; {self.cut_short}" if self.cut_short else ""
         status, reason = path.verdict(met, shortfall)
         return Estimate(
             draws.mean,
@@ -239,7 +266,7 @@ class _SpectrumRun:
             status=status,
             reason=reason,
             samples=self.problem.survey.count,
-            passes=float(draws.count * self.plan.steps),
+            passes=float(draws.count * self.nodes[0].shape[1]),
             details={"draws": list(draws.values), "path": path.label},
         )
 
@@ -254,16 +281,15 @@ class _SpectrumRun:
         if self.tolerance is not None:
             allowed = max(self.tolerance * unit, negligible)
             if residual > allowed:
-                pairs = certified_pairs(
-                    self.matrix, 1, which, self.tolerance, REFINING_SWEEPS, self.seed, vector[:, None]
-                )
-                better = pairs.values[0] > value if which == "largest" else pairs.values[0] < value
-                passes += pairs.sweeps
-                if better or float(pairs.residuals[0]) < residual:
-                    value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-                if pairs.status == "ok":
-                    allowed = max(allowed, residual)
-        return certified_eigenvalue(
+                pairs = self._refined(which, vector)
+                if pairs is not None:
+                    better = pairs.values[0] > value if which == "largest" else pairs.values[0] < value
+                    passes += pairs.sweeps
+                    if better or float(pairs.residuals[0]) < residual:
+                        value, residual = float(pairs.values[0]), float(pairs.residuals[0])
+                    if pairs.status == "ok":
+                        allowed = max(allowed, residual)
+        found = certified_eigenvalue(
             value,
             residual,
             self.matrix.path,
@@ -273,3 +299,17 @@ class _SpectrumRun:
             passes=passes,
             certifies=CERTIFIES,
         )
+        if residual <= allowed or not self.cut_short:
+            return found
+        return replace(found, reason=f"{found.reason}; {self.cut_short}")
+
+    def _refined(self, which: Literal["largest", "smallest"], vector: Tensor) -> Eigenpairs | None:
+        """Return what a search from a Ritz vector finds, None where there is no time for one."""
+        assert self.tolerance is not None
+        try:
+            pairs = certified_pairs(self.matrix, 1, which, self.tolerance, REFINING_SWEEPS, self.seed, vector[:, None])
+        except TimeSpent:
+            pairs = None
+        if self.problem.deadline is not None and (pairs is None or pairs.status != "ok"):
+            self._stop()
+        return pairs

@@ -40,7 +40,9 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
+    from spiritlevel.inputs.deadline import deadline_of
 
+    deadline = deadline_of(request.seconds)  # what is loaded counts
     strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)
     alphas = _alphas(options.get("alphas"), ALPHAS)
     subject = checked_subject(request, options)
@@ -60,6 +62,7 @@ def run_audit(options: dict[str, Any]) -> int:
         settings=request.flat_settings(),
         seed=request.seed or 0,
         tolerance=request.tolerance,
+        seconds=deadline,
         progress=not quiet,
     )
     found = replace(found, base=found.base.described(**subject.facts(weights, **chosen_of(options, _OPTIONS))))

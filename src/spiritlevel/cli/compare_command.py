@@ -32,7 +32,7 @@ _OPTIONS = (
 )
 # What only means something where networks are at hand.
 _NEED_NETWORKS = (
-    "data", "test", "task", "loss", "forward", "samples", "measures", "set_", "tolerance", "dtype", "mode",
+    "data", "test", "task", "loss", "forward", "samples", "measures", "set_", "tolerance", "seconds", "dtype", "mode",
     "parameters",
 )  # fmt: skip
 
@@ -82,8 +82,10 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.subject import checked_subject, targets_of
+    from spiritlevel.inputs.deadline import deadline_of
 
     request = request_of(options)
+    deadline = deadline_of(request.seconds)  # what is loaded counts
     if len(request.weights) < 2:
         raise UsageError(
             f"compare needs two or more weights files after MODEL, and {len(request.weights)} were given; or give "
@@ -117,6 +119,7 @@ def _networks(options: dict[str, Any]) -> Any:
         groups=int(options.get("groups", 10)),
         search=bool(options.get("search", True)),
         headers=headers,
+        seconds=deadline,
         progress=not options.get("quiet"),
     )
     return found, notes

@@ -47,8 +47,10 @@ def run_spectrum(options: dict[str, Any]) -> int:
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
+    from spiritlevel.inputs.deadline import deadline_of
     from spiritlevel.results.wording import UNTRAINED
 
+    deadline = deadline_of(request.seconds)  # what is loaded counts
     quiet = bool(options.get("quiet"))
     subject = checked_subject(request, options)
     weights = request.weights[0] if request.weights else None
@@ -66,6 +68,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
         operator=options["operator"],
         tolerance=request.tolerance,
         max_probes=options["max_probes"],
+        seconds=deadline,
         progress=not quiet,
         **choices,
     )

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
-from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, gauss_newton_columns
+from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, sketch_more
 from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
 from spiritlevel.engine.passes.sample_spread import column_form
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
 from spiritlevel.engine.tensor_estimate import TensorEstimate
-from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
@@ -132,25 +130,11 @@ class Blocks:
         assert self.sums is not None
         wanted = math.ceil(self.sums.draws * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
         cost = DRAW_COST / 2 * self.sums.columns / self.sums.draws * SKETCH_DRAWS
-        sweeps = self._sketch_sweeps(int(min(wanted, (self.budget - self.sketching) / cost)))
+        sweeps = sketch_more(
+            self.problem, self.sums, int(min(wanted, (self.budget - self.sketching) / cost)), self.seed
+        )
         self.sketching += cost * sweeps
         return sweeps > 0
-
-    def _sketch_sweeps(self, sweeps: int) -> int:
-        """Make so many sweeps, or as many as there is time for; return how many."""
-        assert self.sums is not None
-        for done in range(sweeps):
-            columns_of = partial(gauss_newton_columns, first_draw=self.sums.draws)
-            try:
-                more = curvature_sweep(
-                    self.problem, self.sums.wants, columns_of=columns_of, verify=False, seed=self.seed
-                )
-            except TimeSpent:
-                return done
-            assert more is not None
-            with self.problem.adding_up:
-                self.sums.extend(more)
-        return sweeps
 
     def _base(self, full: str, kind: Kind) -> Tensor:
         """Return the Gauss–Newton part with its folds first, (F, ...)."""
@@ -380,7 +364,7 @@ class Blocks:
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
         if not self.sums.exact_columns and self.sums.draws < probes:
-            self._sketch_sweeps(math.ceil((probes - self.sums.draws) / SKETCH_DRAWS))
+            sketch_more(self.problem, self.sums, math.ceil((probes - self.sums.draws) / SKETCH_DRAWS), self.seed)
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)

@@ -103,13 +103,16 @@ class Deadline:
         """Say why a sweep that needs so many seconds was not made; 0 where nobody knows how many it needs."""
         self.refusals[kind] += 1
         if self.interrupted:
-            return f"it was interrupted before {kind}"
+            return f'it was interrupted before the sweep "{kind}" was made'
         if needed <= 0:
-            return f"the {self.seconds:g} seconds were spent before {kind}"
+            return f'the {self.seconds:g} seconds were spent before the sweep "{kind}"; {_WAY_OUT}'
         return (
-            f"{kind} takes about {needed:.2g} s, and of the {self.seconds:g} seconds {self.left:.2g} were left; give "
-            "more seconds, or fewer samples"
+            f'the sweep "{kind}" takes about {needed:.2g} s, and of the {self.seconds:g} seconds {self.left:.2g} were '
+            f"left; {_WAY_OUT}"
         )
+
+
+_WAY_OUT = "give more seconds, or fewer samples"
 
 
 def deadline_of(seconds: float | Deadline | None) -> Deadline | None:

@@ -85,13 +85,13 @@ class OpenProblem(ChosenParameters):
 
     def on_network(self, model: nn.Module) -> OpenProblem:
         """Return a measurement of the same problem on another network of the same names."""
-        return self._joined(OpenProblem(self.given.on_network(model)))
+        return self.joined(OpenProblem(self.given.on_network(model)))
 
     def on_every(self, step: int) -> OpenProblem:
         """Return one on every so many of the samples, which must be in memory."""
-        return self._joined(OpenProblem(self.given.on_every(step)))
+        return self.joined(OpenProblem(self.given.on_every(step)))
 
-    def _joined(self, other: OpenProblem) -> OpenProblem:
+    def joined(self, other: OpenProblem) -> OpenProblem:
         """Return another measurement as a part of this one, which must be done by the same time."""
         other.deadline = None if self.deadline is None else self.deadline.elsewhere()
         return other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -62,7 +63,7 @@ def ggn_trace(blocks: Blocks) -> Estimate:
 
 def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
     value, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    found = certified_eigenvalue(
+    return certified_eigenvalue(
         value,
         residual,
         path_of(problem),
@@ -72,7 +73,6 @@ def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
         passes=float(pairs.products),
         products=pairs.products,
     )
-    return found if pairs.status == "ok" else stopped_in_time(found, problem)
 
 
 @declare(
@@ -87,7 +87,9 @@ def _from_pairs(pairs: Eigenpairs, problem: OpenProblem) -> Estimate:
 )
 def hessian_top_eigenvalue(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest (algebraic) curvature over all directions, certified by its residual."""
-    return _from_pairs(eigen(1, "largest", tolerance), problem)
+    pairs = eigen(1, "largest", tolerance)
+    found = _from_pairs(pairs, problem)
+    return found if pairs.status == "ok" else stopped_in_time(found, problem)
 
 
 @declare(
@@ -102,11 +104,11 @@ def hessian_top_eigenvalue(problem: OpenProblem, eigen: Eigen, *, tolerance: flo
 )
 def hessian_spectral_norm(problem: OpenProblem, eigen: Eigen, *, tolerance: float = 1e-3) -> Estimate:
     """Largest curvature in magnitude; differs from the top eigenvalue where negative curvature dominates."""
-    found = _from_pairs(eigen(1, "magnitude", tolerance), problem)
-    if found.value >= 0:
-        return found
-    flipped = found.scaled(-1.0)
-    return Estimate(**{**vars(flipped), "details": {**found.details, "sign": -1}})
+    pairs = eigen(1, "magnitude", tolerance)
+    found = _from_pairs(pairs, problem)
+    if found.value < 0:
+        found = replace(found.scaled(-1.0), details={**found.details, "sign": -1})
+    return found if pairs.status == "ok" else stopped_in_time(found, problem)
 
 
 def _squares_written_out(problem: OpenProblem) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,15 +178,9 @@ def lanczos(
 
 
 def lanczos_in_time(
-    matvec: Matvec,
-    start: Tensor,
-    steps: int,
-    *,
-    basis_device: torch.device | str | None = None,
-    callback: Callable[[Lanczos], bool | None] | None = None,
-    seed: int = 0,
+    matvec: Matvec, start: Tensor, steps: int, callback: Callable[[Lanczos], bool | None] | None = None, **options: Any
 ) -> Lanczos:
-    """Run so many steps of Lanczos, or as many as there was time for where products are refused after some."""
+    """Run so many steps of Lanczos, or as many as there was time for where a product is refused after some."""
     known: list[Lanczos] = []
 
     def keep(run: Lanczos) -> bool:
@@ -193,7 +188,7 @@ def lanczos_in_time(
         return callback is not None and bool(callback(run))
 
     try:
-        return lanczos(matvec, start, steps, basis_device=basis_device, callback=keep, seed=seed)
+        return lanczos(matvec, start, steps, callback=keep, **options)
     except TimeSpent:
         if not known:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,10 @@ def certified_eigenvalue(
 def stopped_in_time(found: Estimate, problem: OpenProblem) -> Estimate:
     """Return what a search for the largest found before it came to its end, where a deadline may have ended it.
 
-    An eigenvalue lies in the interval, but a search of a few steps may not have come near the largest: a Ritz value is
-    at most that, and no more is said.
+    An eigenvalue lies within the residual of the value, but a search of a few steps may not have come near the largest.
+    A Ritz value is at most that, and no upper end is known.
     """
-    return found if problem.deadline is None else replace(found, how="lower_bound")
+    if problem.deadline is None:
+        return found
+    low = found.value if found.interval is None else found.interval[0]
+    return replace(found, how="lower_bound", interval=(low, math.inf))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
 from spiritlevel.engine.passes.side_stream import mark, side_stream
 from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.survey import Surveyor, checked_outputs
@@ -90,6 +92,20 @@ def curvature_sweep(
 
 def _goes_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def sketch_more(problem: OpenProblem, sums: CurvatureSums, sweeps: int, seed: int) -> int:
+    """Add draws of the sketch, so many sweeps or as many as there is time for; return how many."""
+    for done in range(sweeps):
+        columns_of = partial(gauss_newton_columns, first_draw=sums.draws)
+        try:
+            more = curvature_sweep(problem, sums.wants, columns_of=columns_of, verify=False, seed=seed)
+        except TimeSpent:
+            return done
+        assert more is not None
+        with problem.adding_up:
+            sums.extend(more)
+    return sweeps
 
 
 @dataclass(frozen=True)
