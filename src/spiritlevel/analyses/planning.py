@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 
 from spiritlevel.analyses.measuring import Measures, chosen_settings
+from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
+from spiritlevel.inputs.deadline import deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Extent, Measure
 from spiritlevel.measures.registry import select
 
 # Cost of one sweep of each kind in gradient passes, about.
 WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
+# Of the products that a search usually takes, the fewest and the most as a share.
+LEAST_OF_SEARCH, MOST_OF_SEARCH = 0.2, 10.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class PlannedMeasure:
     sweeps: dict[str, float]  # by kind
     gradient_passes: float
     seconds: float
+    passes_range: tuple[float, float]  # where what stops by its own error stops at once, and where it does not
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,20 @@ class Plan:
     measures: list[PlannedMeasure]
     samples: int
     parameters: int
+    gradient_passes: float  # with what every report shows
     seconds: float
+    passes_range: tuple[float, float]
+    seconds_range: tuple[float, float]
     memory_bytes: int
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        least, most = map(_duration, self.seconds_range)
+        between = f" ({least} to {most})" if least != most else ""
+        passes = f"{self.passes_range[0]:.0f} to {self.passes_range[1]:.0f} gradient passes"
         lines = [
-            f"{self.samples:,} samples, {self.parameters:,} parameters: about {_duration(self.seconds)}, "
-            f"about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
+            f"{self.samples:,} samples, {self.parameters:,} parameters: about {_duration(self.seconds)}{between}, "
+            f"{passes}, about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
         ]
         for planned in self.measures:
             sweeps = ", ".join(f"{count:g} {kind}" for kind, count in planned.sweeps.items() if count) or "shared"
@@ -57,32 +69,75 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def plan(problem: Measurable, measures: Measures = "default", *, settings: Mapping[str, Any] | None = None) -> Plan:
-    """Estimate passes, seconds and memory of ``measure(problem, measures)``: one sweep is timed, nothing measured."""
+def plan(
+    problem: Measurable,
+    measures: Measures = "default",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
+) -> Plan:
+    """Estimate passes, seconds and memory of ``measure(problem, measures)``: one sweep is timed, nothing measured.
+
+    What is sampled is found out on a few samples.  Sampling and searches stop by their own errors, so there is a range
+    beside what is usual; ``seconds`` is its end, as it is the measurement's.
+    """
+    deadline_of(seconds)  # which refuses what is no time
     chosen = select(measures)
     values = chosen_settings(chosen, settings or {})
     problem = open_problem(problem)
     columns, gradient_seconds, numbers = _probe(problem)
     shared: set[str] = set()
     planned = []
+    wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     for own in chosen:
         sweeps = _sweeps(own, values[own.name], problem, columns, shared)
-        passes = sum(WEIGHT[kind] * count for kind, count in sweeps.items())
-        planned.append(PlannedMeasure(own.name, sweeps, passes, passes * gradient_seconds))
+        least = most = _passes(sweeps)
+        searched = _searched(own, values[own.name], problem, columns) if sweeps else 0.0
+        least, most = least - (1 - LEAST_OF_SEARCH) * searched, most + (MOST_OF_SEARCH - 1) * searched
+        if "blocks" in own.needs and "blocks" not in shared:
+            sampling = plan_sampling(problem, wants)
+            least, most = least + sampling.first_looks, most + sampling.first_looks + sampling.most
+            sweeps = {
+                kind: sweeps.get(kind, 0.0) + sampling.usual.get(kind, 0.0)
+                for kind in WEIGHT
+                if sweeps.get(kind) or sampling.usual.get(kind)
+            }
+        passes = _passes(sweeps)
+        planned.append(PlannedMeasure(own.name, sweeps, passes, passes * gradient_seconds, (least, max(most, passes))))
         shared.update(own.needs)
     wants_diagonal = any("diagonal" in own.wants for own in chosen)
     basis = max((_basis_vectors(own) for own in chosen), default=0)
     size = problem.tensors[0].element_size()
     memory = numbers * size * 3 + problem.size * (size * (2 + basis) + (8 if wants_diagonal else 0))
-    base = 1.35 * gradient_seconds  # the first sweep and the gradient that every report shows
+    base = 1.35  # the first sweep and the gradient that every report shows
+    passes = base + sum(each.gradient_passes for each in planned)
+    least, most = (base + sum(each.passes_range[end] for each in planned) for end in (0, 1))
+    notes = ["Times are for the usual case; eigenvalues and sampled parts stop by their own error."]
+    limit = math.inf if seconds is None else seconds
+    if least * gradient_seconds > limit:
+        notes.append(f"{limit:g} seconds are not enough for a first look at everything: some rows will say so.")
     return Plan(
         measures=planned,
         samples=problem.survey.count,
         parameters=problem.size,
-        seconds=base + sum(p.seconds for p in planned),
+        gradient_passes=passes,
+        seconds=min(passes * gradient_seconds, limit),
+        passes_range=(least, most),
+        seconds_range=(min(least * gradient_seconds, limit), min(most * gradient_seconds, limit)),
         memory_bytes=int(memory),
-        notes=("Times are for the usual case; eigenvalues and sampled parts stop by their own error.",),
+        notes=tuple(notes),
     )
+
+
+def _passes(sweeps: Mapping[str, float]) -> float:
+    return sum(WEIGHT[kind] * count for kind, count in sweeps.items())
+
+
+def _searched(own: Measure, settings: Mapping[str, Any], problem: OpenProblem, columns: int) -> float:
+    """Return the gradient passes that a measure's search usually takes, where it stops by its residual."""
+    if not {"eigen", "layer_eigen"} & set(own.needs):
+        return 0.0
+    return WEIGHT["product"] * own.cost.sweeps(Extent(columns, len(problem.weights), settings)).get("product", 0.0)
 
 
 def _probe(problem: OpenProblem) -> tuple[int, float, int]:

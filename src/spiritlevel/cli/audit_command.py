@@ -50,7 +50,7 @@ def run_audit(options: dict[str, Any]) -> int:
     problem = subject.problem(weights)
     if options.get("dry_run"):
         runs = 2 + 2 * len(strengths) + len(alphas)
-        show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
+        show_lines(plan(problem, list(request.measures), settings=request.flat_settings(), seconds=request.seconds))
         show_lines(f"This is for one measurement; an audit makes about {runs}, in float64.")
         return DONE
     quiet = bool(options.get("quiet"))

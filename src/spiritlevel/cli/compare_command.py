@@ -101,7 +101,14 @@ def _networks(options: dict[str, Any]) -> Any:
         headers[label] = subject.facts(path, **chosen_of(options, _OPTIONS))
         notes += subject.notes
     if options.get("dry_run"):
-        show_lines(plan(next(iter(problems.values())), list(request.measures), settings=request.flat_settings()))
+        show_lines(
+            plan(
+                next(iter(problems.values())),
+                list(request.measures),
+                settings=request.flat_settings(),
+                seconds=request.seconds,
+            )
+        )
         show_lines(
             f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
         )

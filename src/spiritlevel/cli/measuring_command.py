@@ -153,7 +153,7 @@ def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    show_lines(plan(problem, list(request.measures), settings=request.flat_settings()))
+    show_lines(plan(problem, list(request.measures), settings=request.flat_settings(), seconds=request.seconds))
     if networks > 1:
         show_lines(f"This is for each of the {networks} weights files.")
     return DONE

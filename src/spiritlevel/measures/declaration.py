@@ -33,7 +33,7 @@ STATISTIC_NAMES = (*STATISTICS, "maximum")
 SURROGATES = ("trace", "kappa_sum", "kappa_max", "kappa_last", "root")
 # Typical lengths of the adaptive parts, for a plan only: each stops by its own error or residual.
 TYPICAL_LANCZOS_STEPS = 20
-TYPICAL_EIGEN_PRODUCTS = 40
+TYPICAL_EIGEN_PRODUCTS = 20
 
 
 @dataclass(frozen=True)
