@@ -15,8 +15,10 @@ import spiritlevel as sl
 from spiritlevel import page
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.spending import Spending
+from spiritlevel.measures.declaration import Cost
 from spiritlevel.page.facts import facts
 from spiritlevel.page.sections import settings
+from spiritlevel.results.cost import passes_in_words
 
 
 def small_problem(seed: int, samples: int = 60) -> sl.Problem:
@@ -113,3 +115,11 @@ def test_the_settings_do_not_call_the_first_measurement_the_whole(tmp_path: Path
         called = [row.cells[0].text for row in rows if row.cells[0].text.startswith(("passes", "wall time"))]
         once = "" if name == "spectrum" else " of measuring it once"
         assert called == [f"passes{once}", f"wall time{once}"]
+
+
+def test_passes_are_said_in_the_field_s_words() -> None:
+    assert passes_in_words({"forward": 1, "column": 9.0, "gradient": 0, "hessian product": 1.0}) == (
+        "1 forward pass, 9 VJPs, 1 HVP"
+    )
+    assert passes_in_words({"ggn product": 12_345.6}) == "12,346 GGN-vector products"
+    assert str(Cost(forward=1, column="outputs - 1", product=2)) == "1 forward pass, outputs - 1 VJPs, 2 HVPs"

@@ -94,10 +94,10 @@ def test_cost_words_stand_for_numbers() -> None:
     assert {words: about(extent) for words, about in COST_WORDS.items()} == {
         "outputs - 1": 9,
         "layers × Lanczos steps": 60,
-        "the top pairs and probes": 56,
+        "the top pairs and probes": 36,
         "up to 2 × probes": 32,
-        "until the residual is met": 40,
-        "until the residuals are met": 40,
+        "until the residual is met": 20,
+        "until the residuals are met": 20,
     }
     assert Cost(forward=1, column="outputs - 1").sweeps(extent) == {"forward": 1.0, "column": 9.0}
     assert Cost(gradient="probes", product="as many as it takes").sweeps(extent) == {"gradient": 16.0, "product": 40.0}

@@ -17,6 +17,7 @@ from spiritlevel.inputs.deadline import deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Extent, Measure
 from spiritlevel.measures.registry import select
+from spiritlevel.results.cost import passes_in_words
 
 # Cost of one sweep of each kind in gradient passes, about.
 WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
@@ -58,7 +59,7 @@ class Plan:
             f"{passes}, about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
         ]
         for planned in self.measures:
-            sweeps = ", ".join(f"{count:g} {kind}" for kind, count in planned.sweeps.items() if count) or "shared"
+            sweeps = passes_in_words(planned.sweeps) or "shared"
             lines.append(f"  {planned.name:32} {sweeps:44} {_duration(planned.seconds)}")
         return "\n".join([*lines, *self.notes])
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from spiritlevel.results.cost import PASS_WORDS
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS
 from spiritlevel.values.symmetries import SYMMETRIES
@@ -70,8 +71,8 @@ class Cost:
     product: float | str = 0
 
     def __str__(self) -> str:
-        words = {"forward": "forward", "gradient": "gradient", "column": "backward columns", "product": "products"}
-        parts = [f"{getattr(self, kind)} {word}" for kind, word in words.items() if getattr(self, kind)]
+        counts = {kind: count for kind, count in vars(self).items() if count}
+        parts = [f"{count} {PASS_WORDS[kind][0 if count == 1 else 1]}" for kind, count in counts.items()]
         return ", ".join(parts) or "no pass over the data"
 
     def sweeps(self, extent: Extent) -> dict[str, float]:

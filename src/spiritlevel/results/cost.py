@@ -9,6 +9,26 @@ from typing import Any, Self
 
 from spiritlevel.results.records import as_json
 
+# A pass over the data by its kind, and several, in the field's words.
+PASS_WORDS = {
+    "forward": ("forward pass", "forward passes"),
+    "gradient": ("gradient", "gradients"),
+    "column": ("VJP", "VJPs"),
+    "product": ("HVP", "HVPs"),
+    "hessian product": ("HVP", "HVPs"),
+    "ggn product": ("GGN-vector product", "GGN-vector products"),
+}
+
+
+def passes_in_words(passes: Mapping[str, float]) -> str:
+    """Return passes over the data, kind by kind, in words."""
+    said = []
+    for kind, count in passes.items():
+        if count:
+            number = f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+            said.append(f"{number} {PASS_WORDS.get(kind, (kind, kind))[count != 1]}")
+    return ", ".join(said)
+
 
 @dataclass(frozen=True)
 class ResultCost:

@@ -24,6 +24,7 @@ def scatter(
     right: NDArray[np.bool_] | None,
     choice: ShownPoints,
     points: Rows,
+    *,
     axes: Mapping[str, Axis],
     name: str,
 ) -> Figure:

@@ -90,7 +90,7 @@ def _parts(
     titles = {name: content.title(name) for name in samples}
     titles[Y] = "Hessian trace of a sample"
     parts: list[Part] = [
-        scatter(samples, x, Y, titles, right, choice, rows_of_points, axes, f"trace_against_{x}{suffix}")
+        scatter(samples, x, Y, titles, right, choice, rows_of_points, axes=axes, name=f"trace_against_{x}{suffix}")
         for x in samples
         if x != Y and np.isfinite(samples[x]).any()
     ]

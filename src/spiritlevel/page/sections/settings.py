@@ -8,6 +8,7 @@ from typing import Any
 
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, CommandLines, PageTable, Part, Section, TableRow, Words
+from spiritlevel.results.cost import passes_in_words
 from spiritlevel.results.header import Header
 from spiritlevel.results.numerals import plain
 from spiritlevel.results.standing import standing_words
@@ -31,7 +32,7 @@ def section(content: PageContent) -> Section | None:
     if headers:
         said = {key: [_said(header, key) for header in headers.values()] for key in _SHOWN}
         rows = [
-            TableRow([Cell(_called(content, key)), *(Cell(_text(value)) for value in values)])
+            TableRow([Cell(_called(content, key)), *(Cell(_shown(key, value)) for value in values)])
             for key, values in said.items()
             if any(value not in (None, "", (), {}) for value in values)
         ]
@@ -92,6 +93,10 @@ def _option_words(option: str, value: Any) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [f"--{name}", ",".join(map(str, value))]
     return [f"--{name}", str(value)]
+
+
+def _shown(key: str, value: Any) -> str:
+    return passes_in_words(value) if key == "passes" and isinstance(value, Mapping) else _text(value)
 
 
 def _text(value: Any) -> str:
