@@ -100,7 +100,7 @@ def test_cost_words_stand_for_numbers() -> None:
         "until the residuals are met": 20,
     }
     assert Cost(forward=1, column="outputs - 1").sweeps(extent) == {"forward": 1.0, "column": 9.0}
-    assert Cost(gradient="probes", product="as many as it takes").sweeps(extent) == {"gradient": 16.0, "product": 40.0}
+    assert Cost(gradient="probes", product="as many as it takes").sweeps(extent) == {"gradient": 16.0, "product": 20.0}
 
 
 def test_symmetries_are_worded_in_one_table() -> None:
