@@ -171,6 +171,8 @@ def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: Gradi
     survey = problem.survey
     total = problem.source.drawn_from or survey.count
     exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
+    sums = None if bench.known_blocks is None else bench.known_blocks.sums
+    rounding = None if sums is None else sums.rounding
     return Header(
         model=type(problem.model).__name__,
         samples=survey.count,
@@ -186,6 +188,7 @@ def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: Gradi
         fingerprint=survey.fingerprint,
         mode=problem.mode,
         dtype=str(problem.dtype).removeprefix("torch."),
+        precision=None if rounding is None else rounding.precision,
         device=str(problem.device),
         parameters=problem.size,
         layers=tuple(problem.layers),

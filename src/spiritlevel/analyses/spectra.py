@@ -232,7 +232,7 @@ class _SpectrumRun:
             return None, None
         folds = torch.stack([sums.parameters[name].trace.cpu() for name in self.matrix.names]).sum(0)
         error = blocks.sketch_error(self.matrix.names)
-        if sums.exact_columns and all(blocks.exact_layers[name] for name in layers):
+        if sums.exact and all(blocks.exact_layers[name] for name in layers):
             if self.name == "hessian":
                 return blocks.network_trace(), None
             return Estimate(float(folds.mean()), how="exact", verified=True, samples=problem.survey.count), None

@@ -32,7 +32,8 @@ _OPTIONS = (
 )
 # What only means something where networks are at hand.
 _NEED_NETWORKS = (
-    "data", "test", "task", "loss", "forward", "samples", "measures", "set_", "tolerance", "seconds", "dtype", "mode",
+    "data", "test", "task", "loss", "forward", "samples", "measures", "set_", "tolerance", "seconds", "dtype",
+    "precision", "mode",
     "parameters",
 )  # fmt: skip
 

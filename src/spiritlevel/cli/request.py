@@ -32,6 +32,7 @@ class Request:
     batch_size: int | None = None
     device: str | None = None
     dtype: str | None = None
+    precision: str | None = None
     mode: str | None = None
     parameters: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()
@@ -76,7 +77,10 @@ class Request:
 
 
 # What an earlier report lends with --like: how to measure, never what.
-_LIKE = ("loss", "samples", "seed", "batch_size", "dtype", "mode", "parameters", "measures", "settings", "tolerance")
+_LIKE = (
+    "loss", "samples", "seed", "batch_size", "dtype", "precision", "mode", "parameters", "measures", "settings",
+    "tolerance",
+)  # fmt: skip
 _LISTS = ("weights", "parameters", "measures")
 _KINDS: dict[str, tuple[type, ...]] = {
     "samples": (int,), "seed": (int,), "batch_size": (int,), "tolerance": (float, int),
@@ -109,7 +113,7 @@ def from_report(path: str) -> Request:
     # A report made in Python has no request; its header says the same.
     if head.samples is not None and head.samples != head.samples_total:
         values.setdefault("samples", head.samples)
-    for name in ("seed", "mode", "dtype"):
+    for name in ("seed", "mode", "dtype", "precision"):
         if getattr(head, name) is not None:
             values.setdefault(name, getattr(head, name))
     if head.loss_name in NAMES:

@@ -76,7 +76,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
             name: options.get(name)
             for name in (
                 "data", "data_root", "key", "task", "loss", "forward", "samples", "seed", "batch_size", "device",
-                "dtype", "mode", "tolerance", "seconds",
+                "dtype", "precision", "mode", "tolerance", "seconds",
             )
         },
     )  # fmt: skip

@@ -86,6 +86,7 @@ class Subject:
             device=request.device,
             dtype=request.dtype,
             mode=request.mode or "eval",
+            precision=request.precision or "float32",
         )
         if self._first is None:
             self._first = problem

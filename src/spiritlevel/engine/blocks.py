@@ -13,10 +13,12 @@ from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, sketch_more
 from spiritlevel.engine.passes.recording import parameters_of
+from spiritlevel.engine.passes.reduced_precision import SHARE
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
 from spiritlevel.engine.passes.sample_spread import column_form
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
+from spiritlevel.engine.sum_errors import part_errors, sum_error
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
@@ -48,9 +50,13 @@ class Blocks:
         self.budget = budget
         sweep_wants = (wants - {"whole", "fisher"}) | ({"rows"} if "whole" in wants else set())
         # Samples that influence each other have no factor pass; everything about them is sampled.
+        self._sweeps: dict[str, Any] = {"seed": seed, "rounding": SHARE * tolerance}
+        beside = fisher_columns if "fisher" in wants else None
         self.sums: CurvatureSums | None = curvature_sweep(
-            problem, frozenset(sweep_wants), beside=fisher_columns if "fisher" in wants else None, seed=seed
+            problem, frozenset(sweep_wants), beside=beside, **self._sweeps
         )
+        if self.sums is not None and self.sums.rounding is not None:
+            problem.note(self.sums.rounding.words())
         self.coupled = problem.survey.coupled
         self.exact_layers = dict.fromkeys(problem.layers, False) if self.sums is None else self.sums.exact_layers
         self.sampled_names = [
@@ -68,7 +74,7 @@ class Blocks:
     @property
     def exact(self) -> bool:
         """Whether every layer's block is exact, to rounding."""
-        return self.sums is not None and self.sums.exact_columns and all(self.exact_layers.values())
+        return self.sums is not None and self.sums.exact and all(self.exact_layers.values())
 
     @property
     def remainder(self) -> Remainder:
@@ -130,9 +136,8 @@ class Blocks:
         assert self.sums is not None
         wanted = math.ceil(self.sums.draws * (min(1.1 * ratio, GROWTH) - 1) / SKETCH_DRAWS)
         cost = DRAW_COST / 2 * self.sums.columns / self.sums.draws * SKETCH_DRAWS
-        sweeps = sketch_more(
-            self.problem, self.sums, int(min(wanted, (self.budget - self.sketching) / cost)), self.seed
-        )
+        most = int(min(wanted, (self.budget - self.sketching) / cost))
+        sweeps = sketch_more(self.problem, self.sums, most, **self._sweeps)
         self.sketching += cost * sweeps
         return sweeps > 0
 
@@ -164,7 +169,7 @@ class Blocks:
 
     def _labels(self, names: list[str], kind: Kind) -> tuple[How, bool, Status, str]:
         """Say how a value over some parameters was obtained; whether its error is small enough, `judged` says."""
-        exact_columns = self.sums is not None and self.sums.exact_columns
+        exact_columns = self.sums is not None and self.sums.exact
         if exact_columns and set(names).isdisjoint(self.sampled_names):
             return "exact", True, "ok", ""
         if self._remainder is None or set(names).isdisjoint(self._remainder.others.names):
@@ -187,6 +192,8 @@ class Blocks:
         """
         if estimate.how == "exact" or estimate.status not in ("ok", "budget_spent"):
             return estimate
+        if self.sums is not None and self.sums.rounding is not None:
+            estimate = replace(estimate, details={**estimate.details, **self.sums.rounding.said})
         if estimate.stderr <= max(self.tolerance * abs(estimate.value), NEGLIGIBLE):
             return estimate
         draws = 0 if self._remainder is None else self._remainder.most_draws
@@ -240,12 +247,9 @@ class Blocks:
         return torch.stack([getattr(self.sums.parameters[name], field).cpu() for name in names]).sum(0)
 
     def sketch_error(self, names: Iterable[str] | Mapping[str, float], kind: Kind = "entries") -> float:
-        """Return the standard error of a sum over parameters, with factors or without, where columns were sketched."""
-        if self.sums is None or self.sums.exact_columns:
-            return 0.0
-        assert self.sums.spread is not None
+        """Return the error of a sum over parameters, with factors or without, by its sketch and coarse arithmetic."""
         factors = names if isinstance(names, Mapping) else dict.fromkeys(names, 1.0)
-        return math.sqrt(self.sums.spread.variance(column_form(kind), factors) / self.sums.draws)
+        return 0.0 if self.sums is None else sum_error(self.sums, factors, kind)
 
     def error_of_sum(self, kind: Kind, factors: Mapping[str, float], value: float) -> float:
         """Return the standard error of a sum, of this value, over weights' names with factors.
@@ -263,7 +267,7 @@ class Blocks:
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so there is no Gauss–Newton pass")
         folds = self._fold_total(list(self.problem.parameters), "trace")
-        exact = self.sums.exact_columns
+        exact = self.sums.exact
         how: How = "exact" if exact else "estimated"
         value = float(folds.mean())
         return Estimate(
@@ -342,13 +346,7 @@ class Blocks:
         form = self._form(kind) if full in self.sampled_names else None
         how, verified, status, reason = self._labels([full], kind)
         value = base.mean(0)
-        stderr = torch.zeros_like(value)
-        halves = None
-        if len(base) > 1:
-            stderr = base.std(0) / len(base) ** 0.5
-            if not base[0].ndim:
-                stderr = torch.full_like(stderr, self.sketch_error([full], kind))
-            halves = torch.stack([base[0::2].mean(0), base[1::2].mean(0)])
+        stderr, halves = part_errors(self.sums, full, kind, base)
         if form is not None:
             running = form.parts[full] if full in form.parts else form.sums[full]
             sampled = running.mean.cpu().reshape(value.shape)
@@ -364,14 +362,17 @@ class Blocks:
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
         if not self.sums.exact_columns and self.sums.draws < probes:
-            sketch_more(self.problem, self.sums, math.ceil((probes - self.sums.draws) / SKETCH_DRAWS), self.seed)
+            more = math.ceil((probes - self.sums.draws) / SKETCH_DRAWS)
+            sketch_more(self.problem, self.sums, more, **self._sweeps)
         value = self.sums.sample_traces
         if self.exact:
             return TensorEstimate(value, torch.zeros_like(value), verified=True)
         stderr, halves = torch.zeros_like(value), value.expand(2, -1)
         folds = self.sums.sample_folds
+        if self.sums.rounding is not None:
+            stderr = self.sums.rounding.sample_errors(value)
         if folds is not None:
-            stderr = folds.std(0) / len(folds) ** 0.5
+            stderr = torch.hypot(stderr, folds.std(0) / len(folds) ** 0.5)
             halves = torch.stack([folds[0::2].mean(0), folds[1::2].mean(0)])
         parts: list[Sampled] = []
         if self.sampled_names:

@@ -14,7 +14,7 @@ from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.data import Source, open_source
 from spiritlevel.inputs.losses import Loss, resolve
 from spiritlevel.inputs.model_forward import default_forward
-from spiritlevel.inputs.opening import choose_parameters, open_model
+from spiritlevel.inputs.opening import checked_precision, choose_parameters, open_model
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
@@ -32,6 +32,7 @@ class Given(ChosenParameters):
     source: Source
     forward_function: Callable[[nn.Module, Content], Any]
     notes: tuple[str, ...]
+    precision: str
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Given(ChosenParameters):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         mode: str = "eval",
+        precision: str = "float32",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -65,6 +67,7 @@ class Given(ChosenParameters):
             source=source,
             forward_function=forward or default_forward,
             notes=(*notes, *source.notes),
+            precision=checked_precision(precision, opened),
         )
 
     def _fill(self, **fields: Any) -> None:

@@ -57,6 +57,7 @@ class OpenProblem(ChosenParameters):
         self.model: nn.Module = given.model
         self.loss: Loss = given.loss
         self.mode, self.seed = given.mode, given.seed
+        self.precision = given.precision  # of Gauss–Newton sums, unless it is found to be too coarse
         self.chosen_parameters = given.chosen_parameters
         self.source: Source = given.source
         self.notes = list(given.notes)  # sentences for the report

@@ -13,6 +13,7 @@ from spiritlevel.inputs.torch_internals.compiling import network_inside
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 HALF = (torch.float16, torch.bfloat16)
+PRECISIONS = ("float32", "tf32", "bfloat16")  # of Gauss–Newton sums
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -81,6 +82,19 @@ def as_torch_dtype(dtype: str | torch.dtype | None, choice: str, reason: str = "
     if dtype is not None and found not in (torch.float32, torch.float64):
         raise UsageError(f"dtype must be {choice}, not {dtype!r}{reason}")
     return found
+
+
+def checked_precision(precision: str, model: nn.Module) -> str:
+    """Return the arithmetic that Gauss–Newton sums may be in, refusing what is none, or finer numbers cut down."""
+    if precision not in PRECISIONS:
+        said = "; all but these sums stays in float32, half precision cannot carry curvature"
+        raise UsageError(f"precision must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not {precision!r}{said}")
+    if precision != "float32" and next(model.parameters()).dtype == torch.float64:
+        raise UsageError(
+            f"precision={precision!r} makes sums quicker and coarser than float32, but the model is measured in "
+            "float64, which is asked for where float32 is too coarse; leave one of them out"
+        )
+    return precision
 
 
 def _as_device(device: str | torch.device | None) -> torch.device | None:

@@ -7,8 +7,9 @@ arithmetic that results are labelled with: it is switched off.  Values that leav
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +42,19 @@ class Watch(TorchFunctionMode):
         self.values_left_the_graph = False
         self.dtypes: set[torch.dtype] = set()  # of all floating-point results
         self._differentiated = False
+        self._coarse = False
+
+    @contextlib.contextmanager
+    def coarse_forward(self, device: torch.device) -> Iterator[None]:
+        """Run what follows in bfloat16 where autocast takes that to be safe, and learn nothing of the model by it."""
+        known = self.values_left_the_graph
+        self._coarse = True
+        try:
+            # Weights are cast anew each time: a copy that is kept would be one weight's of another pass.
+            with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+                yield
+        finally:
+            self._coarse, self.values_left_the_graph = False, known
 
     def __enter__(self) -> Watch:
         self._differentiated = torch.is_grad_enabled()  # otherwise there is no graph to leave
@@ -54,13 +68,13 @@ class Watch(TorchFunctionMode):
         if func is Tensor.register_hook:
             self.left_out.add(HOOKS)
             return RemovableHandle(OrderedDict())
-        if autocast_kinds():
+        if not self._coarse and autocast_kinds():
             self.left_out.add(AUTOCAST)
             with without_autocast():
                 found = func(*args, **kwargs)
         else:
             found = func(*args, **kwargs)
-        if isinstance(found, Tensor) and found.is_floating_point():
+        if not self._coarse and isinstance(found, Tensor) and found.is_floating_point():
             self.dtypes.add(found.dtype)
         if self._differentiated and not self.values_left_the_graph and _is_cut_off(found, func):
             self.values_left_the_graph = any(map(_takes_gradients, (*args, *kwargs.values())))

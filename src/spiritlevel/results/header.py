@@ -14,7 +14,8 @@ from spiritlevel.results.records import as_json
 class Header:
     """What was measured, on what and how; None stands for what nobody said.
 
-    ``notes`` are what a reader must know beside the numbers, ``request`` is the command that asked for them, and
+    ``precision`` is that of Gauss–Newton sums where it is coarser than ``dtype``.  ``notes`` are what a reader must
+    know beside the numbers, ``request`` is the command that asked for them, and
     ``other`` what a file or a user says beyond the fields here.
     """
 
@@ -49,6 +50,7 @@ class Header:
     identity: str | None = None
     epoch: float | None = None
     step: float | None = None
+    precision: str | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -93,7 +95,7 @@ class Headed:
 _NAMES = tuple(part.name for part in fields(Header) if part.name != "other")
 _LISTS = ("layers", "exact_layers", "notes")
 # Left out of a file where nobody said them.
-_SELDOM = ("data_seed", "request", "learning_rate", "identity", "epoch", "step")
+_SELDOM = ("data_seed", "request", "learning_rate", "identity", "epoch", "step", "precision")
 
 
 def _unchanging(name: str, value: Any) -> Any:

@@ -35,7 +35,8 @@ def data_words(report: Report) -> str:
     count, total = head.samples, head.samples_total
     if count is not None:
         data += f", {count:,} of {total:,} samples" if total is not None else f", {count:,} samples"
-    facts = [data, head.loss_name, f"{head.mode} mode" if head.mode else None, head.dtype]
+    coarser = f"Gauss–Newton sums in {head.precision}" if head.precision else None
+    facts = [data, head.loss_name, f"{head.mode} mode" if head.mode else None, head.dtype, coarser]
     return " · ".join(fact for fact in facts if fact)
 
 

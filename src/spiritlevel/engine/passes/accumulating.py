@@ -8,8 +8,9 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +21,15 @@ from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.rules import Rules
 from spiritlevel.engine.passes.sample_spread import SampleSpread
+from spiritlevel.engine.passes.way_back import WayBack
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.weight_matrices import WeightView
+
+if TYPE_CHECKING:
+    from spiritlevel.engine.passes.reduced_precision import Rounding
 
 # Some folds, the signs of columns of theirs that lie side by side (K, B), a parameter, a slice of the batch, and the
 # gradients of these columns there.
@@ -87,6 +92,12 @@ class CurvatureSums:
     beside: CurvatureSums | None = None  # traces and diagonals of other columns, summed in the same sweep
     mean: GradientStats | None = None  # the one column itself, where it is the gradient of the loss
     spread: SampleSpread | None = None  # covariances of one draw, where folds are draws
+    rounding: Rounding | None = None  # what coarser arithmetic did to them, where it was used
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sums are those of all columns, in the problem's own precision."""
+        return self.exact_columns and self.rounding is None
 
     @property
     def draws(self) -> int:
@@ -176,10 +187,14 @@ class Accumulators:
                 sums.transposed = zeros()
         return sums
 
-    def take(self, batch: Batch, weights: Tensor, outputs: Tensor, recorder: Recorder, factor: Factor) -> None:
-        """Add one batch to the sums."""
-        portions = self._portions(batch, outputs, recorder, factor)
-        self.add(batch, weights, portions, draws=factor.draws, alike=factor.psd)
+    def way_back(self, outputs: Tensor, recorder: Recorder) -> WayBack:
+        """Return the way back from a batch's outputs to the layers whose rules hold there."""
+        names = [name for name in self.rules.covered if name in recorder.edges]
+        return WayBack(outputs, recorder, names, self.rules.stages, self.problem.dtype)
+
+    def take(self, batch: Batch, weights: Tensor, factor: Factor, ways: Sequence[WayBack]) -> None:
+        """Add one batch to the sums; the ways lead to different layers, the last as any other sweep goes."""
+        self.add(batch, weights, self.portions(batch, factor, ways), draws=factor.draws, alike=factor.psd)
 
     def add(
         self, batch: Batch, weights: Tensor, portions: Iterable[Portion], *, draws: int, alike: bool = False
@@ -212,20 +227,16 @@ class Accumulators:
         self.sample_traces.add(traces.sum(0))
         self.sample_folds.add(folds)
 
-    def _portions(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor) -> Iterator[Portion]:
+    def portions(self, batch: Batch, factor: Factor, ways: Sequence[WayBack]) -> Iterator[Portion]:
         """Yield (folds, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
-        rules = self.rules
-        names = [name for name in rules.covered if name in recorder.edges]
-        from_deltas = recorder.gradients_from_deltas(names, rules.stages)
-        for folds, chosen in self._column_groups(factor, outputs, recorder):
+        whole, fallback = slice(0, batch.count), self.rules.fallback
+        for folds, chosen in self._column_groups(factor, ways[-1].outputs, ways[-1].recorder):
             columns, signs = factor.columns[chosen], factor.signs[chosen]
-            for name, deltas in recorder.pull_back_all(outputs, columns, names, rules.stages).items():
-                parameters = recorder.layers[name].parameters
-                for local, gradients in from_deltas[name](deltas).items():
-                    if local in parameters:
-                        yield folds, signs, parameters[local], slice(0, batch.count), gradients
-            if rules.fallback.names:
-                for part, found in rules.fallback.gradients(batch, outputs, columns):
+            for way in ways:
+                for full, gradients in way.gradients(columns, chosen):
+                    yield folds, signs, full, whole, gradients
+            if fallback.names:
+                for part, found in fallback.gradients(batch, ways[-1].outputs, columns):
                     for full, values in found.items():
                         yield folds, signs, full, part, DirectGradients(values.detach())
 

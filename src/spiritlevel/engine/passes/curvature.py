@@ -19,6 +19,7 @@ from spiritlevel.engine.passes.accumulating import Accumulators, CurvatureSums
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.linearity import Linearity
 from spiritlevel.engine.passes.recording import Recorder
+from spiritlevel.engine.passes.reduced_precision import ReducedPrecision, TooCoarse, keep_float32, reduces
 from spiritlevel.engine.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
 from spiritlevel.engine.passes.side_stream import mark, side_stream
 from spiritlevel.inputs.batch import Batch
@@ -73,33 +74,44 @@ def curvature_sweep(
     beside: ColumnMaker | None = None,
     verify: bool = True,
     seed: int = 0,
+    rounding: float = 0.0,
 ) -> CurvatureSums | None:
     """Sweep the data once and return the sums asked for; ``verify`` checks which blocks are the Hessian's too.
 
     ``seed`` draws the sketches of a factor with too many columns.  ``beside`` makes other columns, whose diagonal and
-    mean are summed on the way.  Where this is the first sweep over the data it takes the survey too.  None where
+    mean are summed on the way.  Where this is the first sweep over the data it takes the survey too.  ``rounding`` is
+    the relative error that the problem's ``precision`` may bring; with none all is in the problem's dtype.  None where
     samples influence each other: they have no columns of their own.
     """
 
     def swept(ahead: bool) -> CurvatureSums | None:
-        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead).run()
+        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead, rounding).run()
+
+    def swept_unless_wrong() -> CurvatureSums | None:
+        try:
+            return swept(ahead=_goes_ahead(problem.device))
+        except WrongGuess:
+            return swept(ahead=False)
 
     try:
-        return swept(ahead=_goes_ahead(problem.device))
-    except WrongGuess:
-        return swept(ahead=False)
+        return swept_unless_wrong()
+    except TooCoarse as why:
+        keep_float32(problem, str(why))
+        return swept_unless_wrong()
 
 
 def _goes_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def sketch_more(problem: OpenProblem, sums: CurvatureSums, sweeps: int, seed: int) -> int:
+def sketch_more(problem: OpenProblem, sums: CurvatureSums, sweeps: int, seed: int, rounding: float = 0.0) -> int:
     """Add draws of the sketch, so many sweeps or as many as there is time for; return how many."""
     for done in range(sweeps):
         columns_of = partial(gauss_newton_columns, first_draw=sums.draws)
         try:
-            more = curvature_sweep(problem, sums.wants, columns_of=columns_of, verify=False, seed=seed)
+            more = curvature_sweep(
+                problem, sums.wants, columns_of=columns_of, verify=False, seed=seed, rounding=rounding
+            )
         except TimeSpent:
             return done
         assert more is not None
@@ -136,6 +148,7 @@ class _CurvaturePass:
         verify: bool,
         seed: int,
         ahead: bool,
+        rounding: float = 0.0,
     ) -> None:
         self.problem, self.columns_of, self.beside, self.seed = problem, columns_of, beside, seed
         self.ahead = ahead
@@ -143,6 +156,9 @@ class _CurvaturePass:
         self.rules = Rules(problem)
         self.sweep = Accumulators(problem, wants, self.rules)
         self.other = None if beside is None else Accumulators(problem, frozenset({"diagonal", "mean"}), self.rules)
+        self.reduced = (
+            ReducedPrecision(problem, wants, self.rules, rounding, seed) if reduces(problem, rounding) else None
+        )
         self.linearity = Linearity(problem) if verify else None
         self.first: tuple[_Seen, torch.cuda.Event | None] | None = None  # the first batch, while it is not yet checked
 
@@ -157,6 +173,8 @@ class _CurvaturePass:
                 with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
                     if not self._take(batch):
                         return None
+                if self.reduced is not None and number == 1:
+                    self.reduced.judge(self.sweep)
                 if number == AHEAD and not self._first_counts():
                     return None
             if not self._first_counts():
@@ -167,7 +185,12 @@ class _CurvaturePass:
         problem.spent["column"] += self.sweep.column_count
         if self.surveyor is not None:
             problem.known_survey = self.surveyor.survey()
+        weights = self.sweep.weights.whole()
         found = self.sweep.result(self.linearity)
+        if self.reduced is not None:
+            problem.spent["column"] += self.reduced.column_count
+            problem.spent["forward"] += problem.precision == "bfloat16"
+            found.rounding = self.reduced.rounding(found, weights)
         if self.other is not None:
             problem.spent["column"] += self.other.column_count
             found.beside = self.other.result(None)
@@ -203,12 +226,15 @@ class _CurvaturePass:
             self.first = seen, mark(problem.device)
         else:
             self.rules.follow(batch, recorder, graph)
-        self.sweep.take(batch, weights, outputs, recorder, factor)
+        if self.reduced is None:
+            self.sweep.take(batch, weights, factor, [self.sweep.way_back(outputs, recorder)])
+        else:
+            self.reduced.take(self.sweep, batch, weights, outputs, recorder, factor)
         if self.beside is not None and self.other is not None:
             factor = self.beside(problem, batch, outputs.detach(), self.seed)
             if batch.start == 0:
                 self.other.begin(factor)
-            self.other.take(batch, weights, outputs, recorder, factor)
+            self.other.take(batch, weights, factor, [self.other.way_back(outputs, recorder)])
         return True
 
     def _is_sound(self, batch: Batch, outputs: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The arithmetic that curvature is computed in: full float32, and no autocast.
 
-TF32 keeps ten bits and bfloat16 seven, which no residual survives.
+TF32 keeps ten bits and bfloat16 seven, which no residual survives.  Sums of squares may, where somebody asks for that
+and their error is measured.
 """
 
 from __future__ import annotations
@@ -35,19 +36,36 @@ def autocast_kinds() -> list[str]:
     return [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether a device multiplies in TF32."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+
+
 @contextlib.contextmanager
-def _full_float32() -> Iterator[None]:
+def coarse_float32() -> Iterator[None]:
+    """Let products of float32 matrices and convolutions be in TF32 around what follows, within a measurement."""
+    with process_scope(), _float32_products("tf32"):
+        yield
+
+
+def _full_float32() -> contextlib.AbstractContextManager[None]:
+    return _float32_products("ieee")
+
+
+@contextlib.contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
+    """Hold products of float32 numbers at "ieee" precision or at "tf32"."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         products, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
         matmul.allow_tf32  # noqa: B018  (refuses where the newer per-operation settings were used)
     except RuntimeError:
-        with _by_operation():
+        with _by_operation(precision):
             yield
         return
     try:
-        torch.set_float32_matmul_precision("highest")
-        cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
+        cudnn.allow_tf32 = precision == "tf32"
         yield
     finally:
         torch.set_float32_matmul_precision(products)
@@ -55,14 +73,14 @@ def _full_float32() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _by_operation() -> Iterator[None]:
+def _by_operation(precision: str) -> Iterator[None]:
     """The same through torch's settings per operation, which do not mix with the older ones."""
     switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
-            switch.fp32_precision = "ieee"
+            switch.fp32_precision = precision
         yield
     finally:
-        for switch, precision in zip(switches, before):
-            switch.fp32_precision = precision
+        for switch, found in zip(switches, before):
+            switch.fp32_precision = found
