@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from spiritlevel.inputs.contents import Content, tensors_of
+from spiritlevel.inputs.expert_stacks import stacking_order
 from spiritlevel.inputs.input_first import storage_order
 from spiritlevel.inputs.losses import CallableLoss, CrossEntropy, SameToken, labels_of
 from spiritlevel.inputs.losses.base import LABEL_KEYS
@@ -102,14 +103,20 @@ def _matrices_in_words(problem: OpenProblem) -> list[str]:
     open_ones = [
         full
         for layer in problem.layers.values()
-        if not storage_order(layer.module) and not _made_of_torchs(layer.module)
+        if not (storage_order(layer.module) or _made_of_torchs(layer.module) or stacking_order(layer.module))
         for full in layer.parameters.values()
         if problem.chosen_parameters[full].ndim > 1
     ]
+    said = [
+        f"The weights of {name} are read as those of experts stacked in one tensor, {order}."
+        for name, layer in problem.layers.items()
+        if (order := stacking_order(layer.module))
+    ][:3]
     if not open_ones:
-        return []
+        return said
     names = ", ".join(open_ones[:3]) + (", …" if len(open_ones) > 3 else "")
-    return [f"Read as matrices with a row for each entry of the first dimension, as torch stores weights: {names}."]
+    said.append(f"Read as matrices with a row for each entry of the first dimension, as torch stores weights: {names}.")
+    return said
 
 
 def _made_of_torchs(module: nn.Module) -> bool:

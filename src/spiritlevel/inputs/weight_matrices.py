@@ -8,10 +8,13 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from spiritlevel.inputs.expert_stacks import stacking_order
 from spiritlevel.inputs.input_first import is_input_first
 
 
-def _inputs_stand_first(module: nn.Module) -> bool:
+def _inputs_stand_first(module: nn.Module, weight: Tensor) -> bool:
+    if weight.ndim == 3:
+        return stacking_order(module) == "inputs first"
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or is_input_first(module)
 
 
@@ -23,7 +26,10 @@ def matrix_shape(module: nn.Module, weight: Tensor) -> tuple[int, int, int, int]
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         groups = module.groups
         return groups, weight.shape[1], weight.shape[0] // groups, math.prod(weight.shape[2:])
-    if _inputs_stand_first(module):
+    if weight.ndim == 3 and (order := stacking_order(module)):
+        groups, *sides = weight.shape
+        return (groups, *(sides if order == "outputs first" else reversed(sides)), 1)
+    if _inputs_stand_first(module, weight):
         return 1, weight.shape[1], weight.shape[0], 1
     return 1, weight.shape[0], math.prod(weight.shape[1:]), 1
 
@@ -34,7 +40,7 @@ def as_matrix(module: nn.Module, tensor: Tensor, weight: Tensor) -> Tensor:
     groups, outputs, inputs, kernel = matrix_shape(module, weight)
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return tensor.reshape(*lead, groups, inputs, outputs, kernel).transpose(-3, -2)
-    if _inputs_stand_first(module):
+    if _inputs_stand_first(module, weight):
         return tensor.transpose(-1, -2).reshape(*lead, groups, outputs, inputs, kernel)
     return tensor.reshape(*lead, groups, outputs, inputs, kernel)
 
@@ -42,10 +48,11 @@ def as_matrix(module: nn.Module, tensor: Tensor, weight: Tensor) -> Tensor:
 def from_matrix(module: nn.Module, matrix: Tensor, weight: Tensor) -> Tensor:
     """Undo :func:`as_matrix`."""
     lead = matrix.shape[:-4]
+    _, outputs, inputs, _ = matrix_shape(module, weight)
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return matrix.transpose(-3, -2).reshape(*lead, *weight.shape)
-    if _inputs_stand_first(module):
-        return matrix.reshape(*lead, weight.shape[1], weight.shape[0]).transpose(-1, -2)
+    if _inputs_stand_first(module, weight):
+        return matrix.reshape(*lead, *weight.shape[:-2], outputs, inputs).transpose(-1, -2)
     return matrix.reshape(*lead, *weight.shape)
 
 
