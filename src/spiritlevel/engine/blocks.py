@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, f
 from spiritlevel.engine.passes.recording import parameters_of
 from spiritlevel.engine.passes.reduced_precision import SHARE
 from spiritlevel.engine.passes.remainder import Kind, sample_trace_remainders
-from spiritlevel.engine.passes.sample_spread import column_form
 from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
 from spiritlevel.engine.sum_errors import part_errors, sum_error

@@ -19,9 +19,7 @@ def sum_error(sums: CurvatureSums, factors: Mapping[str, float], kind: str) -> f
     return math.hypot(math.sqrt(variance), rounding)
 
 
-def part_errors(
-    sums: CurvatureSums | None, full: str, kind: str, base: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def part_errors(sums: CurvatureSums | None, full: str, kind: str, base: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the errors of the entries (rows, columns) of one parameter, whose folds (F, ...) are given, and halves.
 
     Halves are two estimates of them, independent where they were sampled; None where they are exact.

@@ -68,7 +68,9 @@ class Rounding:
         if form == "trace" and factors.keys() == self.relative.keys() and set(factors.values()) == {1.0}:
             return STATED * self.network
         gap = sum(factor * _total(self.gaps.parameters[name], form) for name, factor in factors.items())
-        shares = (self.relative[name] * factor * _total(sums.parameters[name], form) for name, factor in factors.items())
+        shares = (
+            self.relative[name] * factor * _total(sums.parameters[name], form) for name, factor in factors.items()
+        )
         return STATED * math.hypot(gap, sum(map(abs, shares)))
 
     def errors(self, full: str, kind: str, value: Tensor) -> Tensor:
