@@ -85,7 +85,7 @@ def curvature_sweep(
     """
 
     def swept(ahead: bool) -> CurvatureSums | None:
-        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead, rounding).run()
+        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead, rounding=rounding).run()
 
     def swept_unless_wrong() -> CurvatureSums | None:
         try:
@@ -148,6 +148,7 @@ class _CurvaturePass:
         verify: bool,
         seed: int,
         ahead: bool,
+        *,
         rounding: float = 0.0,
     ) -> None:
         self.problem, self.columns_of, self.beside, self.seed = problem, columns_of, beside, seed
