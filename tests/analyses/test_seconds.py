@@ -6,6 +6,7 @@ The clock of these tests counts work: it moves on with every forward pass of the
 from __future__ import annotations
 
 import copy
+import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import nn
 import spiritlevel as sl
 from spiritlevel.analyses.measuring import MeasuringInterrupted, measure
 from spiritlevel.engine.passes.operation_sampling import OperationSampling
+from spiritlevel.inputs import progress
 from spiritlevel.inputs.deadline import Deadline, TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
@@ -313,3 +315,32 @@ def test_a_comparison_by_a_deadline_decides_nothing_wrongly(seconds: int) -> Non
     assert set(found.rows) == {"hessian_trace", "hessian_top_eigenvalue"}
     flattest = found.rows["hessian_top_eigenvalue"].flattest
     assert flattest in (None, min(tops, key=lambda label: tops[label]))
+
+
+# --- told meanwhile --------------------------------------------------------------------------------------------------
+
+
+def test_where_there_is_no_terminal_a_line_now_and_then_says_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    measured("attention", 100, ["hessian_trace"], tolerance=1e-4, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("hessian_trace ")]
+    assert 2 <= len(told) <= len(lines) <= 12
+    errors = [float(line.split(" ± ")[1].split(",")[0]) for line in told]
+    assert errors[-1] < errors[0]
+    assert all(line.endswith(" s left") for line in lines)
+
+
+def test_without_a_deadline_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = trained("gelu")
+    sl.measure(sl.Problem(model, data), "hessian_trace", progress=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_the_value_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    measured("attention", 100, ["hessian_trace"], tolerance=1e-4, progress=True)
+    assert "hessian_trace" in shown.getvalue()
+    assert "s left" in shown.getvalue()

@@ -11,6 +11,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 
 # Of the time that is left, the most that one value is given at a turn while another one waits.
 TURN = 0.5
+CHEAP = frozenset({"outputs"})  # needs that a forward pass fills
 
 
 def measure_all(problem: OpenProblem, runs: Sequence[MeasureRun]) -> None:
@@ -40,12 +41,14 @@ def keep_what_is_known(problem: OpenProblem, runs: Sequence[MeasureRun]) -> None
 def _refine_in_time(problem: OpenProblem, runs: Sequence[MeasureRun]) -> None:
     """Look at all measures once, then improve them until each is known well enough or the time is over.
 
-    What rests on the diagonal blocks is looked at first: it shares one look.  Of the others each has a share of the
-    time, so that none uses up that of the rest.  A turn that would not end in time is not begun.
+    What takes forward passes alone comes first, then what rests on the diagonal blocks and shares one look.  Of the
+    others each has a share of the time, so that none uses up that of the rest.  A turn that would not end in time is
+    not begun.
     """
+    cheap = [run for run in runs if set(run.measure.needs) <= CHEAP]
     shared = [run for run in runs if "blocks" in run.measure.needs]
-    others = [run for run in runs if run not in shared]
-    for run in shared:
+    others = [run for run in runs if run not in cheap and run not in shared]
+    for run in (*cheap, *shared):
         run.look()
     for place, run in enumerate(others):
         with _at_most(problem, 1 / (len(others) - place + 1)):

@@ -16,7 +16,7 @@ from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.workbench import Workbench
-from spiritlevel.results.numerals import residual_of
+from spiritlevel.results.numerals import residual_of, value_text
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 
@@ -96,6 +96,8 @@ class MeasureRun:
             self._kinds = set(bench.known_blocks.asked)
         self._passes += self._spent - before + bench.claim(measure.needs)
         self.cut_short = self._refusals > refused
+        if self._found is not None:
+            self.bench.problem.latest = f"{measure.name} {_with_error(self._found.value)}"
 
     def lose(self, reason: str) -> None:
         """Give up what was found, for a reason."""
@@ -154,6 +156,11 @@ class MeasureRun:
         error = max(error, value.details.get("residual", residual_of(value) or 0.0))
         tolerance = self.settings.get("tolerance") or self.bench.tolerance or TOLERANCE
         return error / (tolerance * abs(value.value)) if value.value else math.inf
+
+
+def _with_error(value: Estimate) -> str:
+    residual = value.details.get("residual")
+    return f"{value_text(value)}{'' if residual is None else f' (residual {residual:.1e})'}"
 
 
 def run_measure(measure: Measure, bench: Workbench, settings: Mapping[str, Any]) -> Result:

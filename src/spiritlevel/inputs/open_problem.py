@@ -63,6 +63,7 @@ class OpenProblem(ChosenParameters):
         self.notes = list(given.notes)  # sentences for the report
         self.spent = new_spent()  # sweeps over the data so far, by kind
         self.progress: ProgressHook | None = None
+        self.latest = ""  # the value that was found last, with its error, for whoever waits
         self.deadline: Deadline | None = None  # by when it is to be done, where that was asked for
         self.known_survey: Survey | None = None  # until the first sweep
         self.watch = Watch()

@@ -56,7 +56,8 @@ class Workbench:
 
     def begin(self, needs: Collection[str]) -> None:
         """Look at the data for the first time, together with the blocks' sweep where that will be needed anyway."""
-        if "blocks" in needs and self.problem.may_be_surveyed_on_the_way:
+        # By a deadline the survey comes first by itself: it is the least that anything can be said with.
+        if "blocks" in needs and self.problem.may_be_surveyed_on_the_way and self.problem.deadline is None:
             # What stops it is told where the blocks are asked for; what is wrong with the data, by the survey alone.
             with contextlib.suppress(Exception):
                 self.blocks  # noqa: B018
