@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
@@ -40,9 +41,8 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
-    from spiritlevel.inputs.deadline import deadline_of
 
-    deadline = deadline_of(request.seconds)  # what is loaded counts
+    deadline = BEGINNING.deadline(request.seconds)
     strengths = chosen_strengths(split_list(options.get("strengths") or ()) or None)
     alphas = _alphas(options.get("alphas"), ALPHAS)
     subject = checked_subject(request, options)

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
@@ -83,10 +84,9 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.subject import checked_subject, targets_of
-    from spiritlevel.inputs.deadline import deadline_of
 
     request = request_of(options)
-    deadline = deadline_of(request.seconds)  # what is loaded counts
+    deadline = BEGINNING.deadline(request.seconds)
     if len(request.weights) < 2:
         raise UsageError(
             f"compare needs two or more weights files after MODEL, and {len(request.weights)} were given; or give "

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from spiritlevel.cli import standard_output
+from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.signals import WATCH, Stopped, watched
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -15,6 +16,7 @@ DONE, FAILED, MISUSE, NOT_OK, INTERRUPTED = 0, 1, 2, 3, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 129, 130 or 143 where a signal stopped it."""
+    BEGINNING.again()
     standard_output.open_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

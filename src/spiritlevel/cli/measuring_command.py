@@ -13,6 +13,7 @@ from rich.text import Text
 from spiritlevel.analyses.measuring import MeasuringInterrupted
 from spiritlevel.analyses.planning import plan
 from spiritlevel.cli import names
+from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.pages import check_page
@@ -22,7 +23,7 @@ from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
 from spiritlevel.cli.user_code import inputs_of, source_files
-from spiritlevel.inputs.deadline import Deadline, deadline_of
+from spiritlevel.inputs.deadline import Deadline
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.terminal import layer_tables, rows_table
 from spiritlevel.results.wording import UNTRAINED
@@ -49,7 +50,7 @@ class Outputs:
 
 def run_request(request: Request, outputs: Outputs) -> int:
     """Measure what a checked request asks for, print it and save it; return the exit code."""
-    deadline = deadline_of(request.seconds)  # what is loaded counts
+    deadline = BEGINNING.deadline(request.seconds)
     labels = targets_of(request.weights)
     wanted = _wanted(outputs, labels)
     inputs = inputs_of(request, config=outputs.config, like=outputs.like)

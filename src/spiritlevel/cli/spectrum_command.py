@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
@@ -47,10 +48,9 @@ def run_spectrum(options: dict[str, Any]) -> int:
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.subject import checked_subject
-    from spiritlevel.inputs.deadline import deadline_of
     from spiritlevel.results.wording import UNTRAINED
 
-    deadline = deadline_of(request.seconds)  # what is loaded counts
+    deadline = BEGINNING.deadline(request.seconds)
     quiet = bool(options.get("quiet"))
     subject = checked_subject(request, options)
     weights = request.weights[0] if request.weights else None

@@ -38,19 +38,20 @@ class AddingUp:
 
 
 class Deadline:
-    """So many seconds from now on, and what a unit of each kind of work has taken.
+    """So many seconds from now on (or from when it ``began``), and what a unit of each kind of work has taken.
 
     It belongs to one measurement and those made for it, which hand it along.  ``clock`` is any that counts seconds.
     """
 
-    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
+    def __init__(self, seconds: float, clock: Clock = time.monotonic, began: float | None = None) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise UsageError(f"seconds must be a positive number, not {seconds!r}")
         self.seconds, self.clock = seconds, clock
         self.interrupted = False
         self.refusals: Counter[str] = Counter()  # of work that there was no time for, by kind
-        self._end = clock() + seconds
+        self._end = (clock() if began is None else began) + seconds
         self._rates: dict[str, float] = {}
+        self._expected: dict[str, float] = {}
 
     @property
     def left(self) -> float:
@@ -61,13 +62,14 @@ class Deadline:
         """Return the deadline of a part of the work, which may take this share of what is left."""
         part = Deadline(self.seconds, self.clock)
         part._end = self.clock() + share * self.left
-        part.interrupted, part.refusals, part._rates = self.interrupted, self.refusals, self._rates
+        part.interrupted, part.refusals = self.interrupted, self.refusals
+        part._rates, part._expected = self._rates, self._expected
         return part
 
     def elsewhere(self, share: float = 1.0) -> Deadline:
         """Return the same for another network or other data, whose sweeps take what they take."""
         part = self.share(share)
-        part._rates = {}
+        part._rates, part._expected = {}, {}
         return part
 
     def interrupt(self) -> None:
@@ -83,11 +85,20 @@ class Deadline:
         """Remember what a unit of some work took."""
         self._rates[kind] = seconds
 
+    def expect(self, kind: str, like: str, units: float) -> None:
+        """Take a unit of what was never done for so many units, at least, of what was; nothing where that was not."""
+        if like in self._rates:
+            self._expected[kind] = units * self._rates[like]
+
+    def rate(self, kind: str) -> float:
+        """Return the seconds that a unit of some work takes as far as that is known, 0 where it is not."""
+        return self._rates.get(kind, self._expected.get(kind, 0.0))
+
     def fitting(self, kind: str) -> float:
-        """Return how many units of some work can still be done: any number of what was never done before."""
+        """Return how many units of some work can still be done: any number of what nobody knows the cost of."""
         if self.left <= 0:
             return 0.0
-        rate = self._rates.get(kind, 0.0)
+        rate = self.rate(kind)
         return self.left / rate if rate > 0 else math.inf
 
     def pace(self, kind: str, units: float, total: int) -> Pace:
@@ -96,7 +107,7 @@ class Deadline:
         One that could not be finished is refused.
         """
         if self.fitting(kind) < units:
-            raise TimeSpent(self.refusal(kind, self._rates.get(kind, 0.0) * units))
+            raise TimeSpent(self.refusal(kind, self.rate(kind) * units))
         return Pace(self, kind, units, total)
 
     def refusal(self, kind: str, needed: float) -> str:

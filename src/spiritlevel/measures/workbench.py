@@ -13,10 +13,11 @@ from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, E
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.layer_tops import top_eigenvalues
 from spiritlevel.engine.passes.accumulating import CurvatureSums
-from spiritlevel.engine.passes.curvature import curvature_sweep, fisher_columns
+from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, SKETCH_DRAWS, curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
+from spiritlevel.engine.passes.operation_sampling import SAMPLING
 from spiritlevel.engine.warm_start import warm_start
-from spiritlevel.inputs.deadline import TimeSpent
+from spiritlevel.inputs.deadline import Deadline, TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
 
@@ -57,12 +58,25 @@ class Workbench:
     def begin(self, needs: Collection[str]) -> None:
         """Look at the data for the first time, together with the blocks' sweep where that will be needed anyway."""
         # By a deadline the survey comes first by itself: it is the least that anything can be said with.
-        if "blocks" in needs and self.problem.may_be_surveyed_on_the_way and self.problem.deadline is None:
+        if self.problem.deadline is not None:
+            self._expect(self.problem.deadline)
+        elif "blocks" in needs and self.problem.may_be_surveyed_on_the_way:
             # What stops it is told where the blocks are asked for; what is wrong with the data, by the survey alone.
             with contextlib.suppress(Exception):
                 self.blocks  # noqa: B018
                 self._unclaimed = float(sum(self.problem.spent.values())) - 1  # less the survey's own
         self.problem.survey  # noqa: B018
+
+    def _expect(self, deadline: Deadline) -> None:
+        """Find out what forward passes and gradients take, by which it is known what cannot be begun in time."""
+        survey = self.problem.survey
+        deadline.expect("gradient", "first sweep", 1.5)
+        self.gradient  # noqa: B018
+        outputs = math.prod(survey.output_shape)
+        columns = outputs - 1 if outputs <= COLUMN_LIMIT else SKETCH_DRAWS
+        # At least, so that nothing is refused that would have been done.
+        for kind, gradients in (("curvature", 0.3 * columns), (SAMPLING, 0.5), ("products", 1.0)):
+            deadline.expect(kind, "gradient", gradients)
 
     def claim(self, needs: Collection[str]) -> float:
         """Return the passes that were made for these needs before anything asked for them, once."""
