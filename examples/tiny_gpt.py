@@ -114,7 +114,7 @@ def main() -> None:
     held_out = folder / "held-out.jsonl"
     held_out.write_text("\n".join(held_out_lines(tokenizer, rest)) + "\n", encoding="utf-8")
     print("Measure it:")
-    print(f"spiritlevel measure hf:{folder} --task causal-lm --data {held_out}")
+    print(f"spiritlevel measure hf:{folder} --task causal-lm --data {held_out} --seconds 60")
 
 
 if __name__ == "__main__":
