@@ -88,9 +88,22 @@ class Blocks:
                 if open_names.issuperset(parameters_of(self.problem, name))
             }
             self._remainder = Remainder(
-                self.problem, self.sampled_names, known, self.wants, seed=self.seed, budget=self.budget
+                self.problem,
+                self.sampled_names,
+                known,
+                self.wants,
+                seed=self.seed,
+                budget=self.budget,
+                scores=self._scores(),
             )
         return self._remainder
+
+    def _scores(self) -> Tensor | None:
+        """Return of each sample what goes with how far the draws of its remainder lie apart."""
+        if self.sums is None:
+            return None
+        survey = self.problem.survey
+        return self.sums.sample_traces.abs() * survey.losses.abs() * survey.weights
 
     def _form(self, kind: Kind) -> SampledForm | None:
         """Return the sampled remainder of a kind of form, sampling it on first use; None where nothing needs it."""

@@ -8,46 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from spiritlevel.engine.passes.operation_sampling import SAMPLING, OperationSampling
 from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling
-from spiritlevel.engine.passes.sampled_form import Independent, Sampled, SampledForm
-from spiritlevel.inputs.deadline import TimeSpent
+from spiritlevel.engine.passes.sampled_form import Added, Independent, Sampled, SampledForm
+from spiritlevel.engine.passes.strata import StratifiedSampling
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
 DRAW_COST, PROBE_COST = 1.4, 2.6
 # Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
 FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
-TOGETHER = 8  # draws that share one sweep
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
 IGNORED = 0.1  # share of a variance that is not worth sampling for
-
-
-@dataclass(frozen=True)
-class Added:
-    """The sum of things that were sampled independently of each other."""
-
-    parts: list[Sampled]
-
-    @property
-    def mean(self) -> Tensor:
-        """The sum of the means."""
-        return torch.stack([part.mean.cpu() for part in self.parts]).sum(0)
-
-    @property
-    def stderr(self) -> Tensor:
-        """The standard error of the sum."""
-        return torch.stack([part.stderr.cpu() for part in self.parts]).square().sum(0).sqrt()
-
-    @property
-    def half_means(self) -> Tensor:
-        """The sums of the halves."""
-        return torch.stack([part.half_means.cpu() for part in self.parts]).sum(0)
 
 
 class Remainder:
@@ -62,11 +36,12 @@ class Remainder:
         *,
         seed: int,
         budget: float,
+        scores: Tensor | None = None,
     ) -> None:
         self.problem, self.budget, self.spent = problem, budget, 0.0
         self.first_looks = 0.0  # of it, spent before anybody looked at errors
         self.names, self.wants, self.seed = names, wants, seed
-        self.operations = OperationSampling(problem, rules, wants, seed)
+        self.operations = StratifiedSampling(problem, rules, wants, seed, scores)
         self.others = self._by_probes()
 
     def _by_probes(self) -> ParameterSampling:
@@ -84,7 +59,7 @@ class Remainder:
         """Return what is known of a kind of form, at first from a few draws; None where nothing has such a form."""
         found = []
         if self.operations.rules:
-            if not self.operations.draws:
+            if not self.operations.least_draws:
                 before = self.spent
                 self._draw(FIRST_DRAWS_OF_PARTS if self.operations.wants else FIRST_DRAWS)
                 self.first_looks += self.spent - before
@@ -106,8 +81,8 @@ class Remainder:
         """Return each sample's own trace over the layers that go by operations, from at least so many draws."""
         if not self.operations.rules:
             return None
-        if self.operations.draws < draws:
-            self._draw(max(draws - self.operations.draws, 2))
+        if self.operations.least_draws < draws:
+            self._draw(max(draws - self.operations.least_draws, 2))
         return self.operations.samples
 
     @property
@@ -115,25 +90,16 @@ class Remainder:
         return sum(form.probes for form in self.others.forms.values()) + self.others.size * self.others.written_out
 
     def _draw(self, draws: int) -> bool:
-        """Draw so often, in time; return whether anything was drawn."""
-        left = draws
-        together = TOGETHER if self.problem.deadline is None else FIRST_DRAWS  # what was begun can be finished sooner
-        while left > 0:
-            # No sweep of a single draw: it would say nothing of its error.
-            count = left if left <= together else min(together, left - 2) if left - together == 1 else together
-            count = int(max(2, min(count, self.problem.fitting(SAMPLING))))
-            before = self.operations.names
-            try:
-                self.operations.more(count)
-            except TimeSpent:
-                if not self.operations.draws:
-                    raise
-                break
-            self.spent += DRAW_COST * count
-            left -= count
-            if self.operations.names != before:  # a batch of another kind was met, and all draws were given up
-                self.others = self._by_probes()
-        return left < draws
+        """Draw so often of every sample, in time; return whether anything was drawn."""
+        return self._add([draws] * len(self.operations.strata))
+
+    def _add(self, draws: list[int]) -> bool:
+        before = self.operations.names
+        drawn = self.operations.add(draws)
+        self.spent += DRAW_COST * drawn
+        if self.operations.names != before:  # a batch of another kind was met, and all draws were given up
+            self.others = self._by_probes()
+        return drawn > 0
 
     def _room(self) -> float:
         """Return what may still be spent; first looks leave half of the budget for what turns out to need it."""
@@ -143,7 +109,7 @@ class Remainder:
         """Return how much of a form's variance comes from probes of parameters."""
         own = self.others.forms.get(kind)
         by_probes = 0.0 if own is None else _variance(own)
-        by_draws = _variance(self.operations.form(kind)) if self.operations.draws else 0.0
+        by_draws = _variance(self.operations.form(kind)) if self.operations.least_draws else 0.0
         return by_probes / (by_probes + by_draws) if by_probes > 0 else 0.0
 
     def improve(self, ratio: float, kinds: Collection[Kind]) -> bool:
@@ -163,11 +129,9 @@ class Remainder:
                 self.others.more(kind, count)
                 self.spent += PROBE_COST * (self._probes - before)
                 drawn = drawn or self._probes > before
-        if self.operations.draws and any(share < 1 - IGNORED for share in shares.values()):
-            room = self._room()
-            count = int(min(math.ceil(growth * self.operations.draws), room / DRAW_COST))
-            if count >= 2:
-                drawn = self._draw(count) or drawn
+        if self.operations.least_draws and any(share < 1 - IGNORED for share in shares.values()):
+            counts = self.operations.further(1 + growth, self._room() / DRAW_COST)
+            drawn = (any(counts) and self._add(counts)) or drawn
         return drawn
 
 

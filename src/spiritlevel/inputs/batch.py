@@ -12,13 +12,19 @@ from spiritlevel.inputs.contents import Content
 
 @dataclass(frozen=True)
 class Batch:
-    """Some consecutive samples of the data, on the model's device and in its dtype."""
+    """Some consecutive samples of the data, or chosen ones, on the model's device and in its dtype."""
 
     content: Content
     start: int
     count: int
+    places: Tensor | None = None  # of chosen samples
+
+    @classmethod
+    def of(cls, content: Content, places: Tensor) -> Batch:
+        """Return a batch of the samples at some places."""
+        return cls(content, int(places[0]), len(places), places)
 
     @property
     def indices(self) -> Tensor:
         """The samples' places in a sweep, which seed everything random about them."""
-        return torch.arange(self.start, self.start + self.count)
+        return torch.arange(self.start, self.start + self.count) if self.places is None else self.places

@@ -302,7 +302,9 @@ class OpenProblem(ChosenParameters):
     def agrees(self, batch: Batch, losses: Tensor) -> None:
         """Refuse to go on where a sweep sees other losses than the first one did."""
         losses = losses.detach().double()
-        place = slice(batch.start, batch.start + batch.count)
+        place = (
+            slice(batch.start, batch.start + batch.count) if batch.places is None else batch.places.to(losses.device)
+        )
         expected, allowed = (known[place] for known in self._expected_losses())
         if len(expected) != len(losses):
             raise SpiritlevelError(self.disagreement())

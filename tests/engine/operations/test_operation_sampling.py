@@ -12,7 +12,7 @@ import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.operations import curvatures
 from spiritlevel.engine.operations.local_curvature import Diagonal, LocalCurvature
-from spiritlevel.engine.passes.operation_sampling import OperationSampling
+from spiritlevel.engine.passes.strata import StratifiedSampling
 from spiritlevel.inputs.torch_internals import operations
 from spiritlevel.measures.reference import Dense
 from tests.engine.operations.operation_networks import NETWORKS, Between, data
@@ -33,7 +33,7 @@ def truth(name: str) -> tuple[Dense, Tensor]:
     return dense, dense.hessian - dense.ggn
 
 
-def sampled(name: str, draws: int = DRAWS, seed: int = 0) -> OperationSampling:
+def sampled(name: str, draws: int = DRAWS, seed: int = 0) -> StratifiedSampling:
     problem = opened(made(name), data(), batch_size=3)
     found = Blocks(problem, WANTS, seed=seed).remainder.operations
     found.more(draws)
@@ -51,7 +51,7 @@ def forms(kind: str, weight: Tensor, block: Tensor, inputs_first: bool = False) 
     return float(torch.einsum(how, weight, own, weight))
 
 
-def agrees_in_every_form(found: OperationSampling, dense: Dense, remainder: Tensor) -> None:
+def agrees_in_every_form(found: StratifiedSampling, dense: Dense, remainder: Tensor) -> None:
     """Hold traces, diagonals and quadratic forms against the dense remainder."""
     scale = float(remainder.diagonal().abs().sum())
     trace = found.form("entries").network
@@ -102,7 +102,7 @@ def test_entrywise_functions_of_one_tensor_are_one_operation() -> None:
     """Taken apart they would be sampled apart, and much of what they sample would cancel only on average."""
     problem = opened(made("written gelu"), data())
     with problem.session():
-        sampling = Blocks(problem).remainder.operations
+        (sampling,) = Blocks(problem).remainder.operations.strata
         (batch,) = problem.batches()
         _, _, graph = sampling._forward(batch)
         found, _ = sampling._find(graph, list(sampling.rules), batch.count)

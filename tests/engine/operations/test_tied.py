@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.operations import tied
-from spiritlevel.engine.passes.operation_sampling import OperationSampling
+from spiritlevel.engine.passes.strata import StratifiedSampling
 from spiritlevel.measures.reference import Dense
 from spiritlevel.values.errors import SpiritlevelError
 from tests.engine.operations.test_operation_sampling import DRAWS, WANTS, agrees_in_every_form
@@ -32,7 +32,7 @@ def truth(name: str) -> tuple[Dense, Tensor]:
     return dense, dense.hessian - dense.ggn
 
 
-def sampled(name: str, draws: int = DRAWS, seed: int = 0) -> OperationSampling:
+def sampled(name: str, draws: int = DRAWS, seed: int = 0) -> StratifiedSampling:
     problem = opened(made(name), tied_data(name), batch_size=3)
     found = Blocks(problem, WANTS, seed=seed).remainder.operations
     found.more(draws)

@@ -322,10 +322,10 @@ class Accumulators:
             sums.transposed[folds] += _by_fold(coefficients * forms["transposed"], folds).sum(1)
         return forms
 
-    def result(self, linearity: Linearity | None) -> CurvatureSums:
-        """Return the finished sums."""
+    def result(self, linearity: Linearity | None, total_weight: float | None = None) -> CurvatureSums:
+        """Return the finished sums, divided by the weight of all samples where these were some."""
         weights = self.weights.whole()
-        total = weights.sum()
+        total = weights.sum() if total_weight is None else total_weight
         for sums in self.sums.values():
             for values in vars(sums).values():
                 if values is not None:

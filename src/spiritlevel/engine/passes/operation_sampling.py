@@ -7,6 +7,7 @@ flatness and each sample's trace.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from spiritlevel.engine.operations.check import agreeing_layers
 from spiritlevel.engine.operations.drawing import CurvedBatch, loss_gradient
 from spiritlevel.engine.operations.finding import Edge, FoundOperations, find_operations
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
+from spiritlevel.engine.passes.chosen_samples import ChosenSamples
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
 from spiritlevel.engine.passes.remainder import by_layer
@@ -48,9 +50,31 @@ class OperationSampling:
         self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
         self._mapped = True  # until an operation shows that columns cannot be mapped over
         self._room = Rules(problem).room_on_gpu
+        self.chosen: ChosenSamples | None = None
+        self.spent: dict[str, float] = {}  # sweeps of all samples by kind, which are known to nobody else yet
         self._forget()
         if rules:
             self._keep(self._accounted_for())
+
+    def of_samples(self, chosen: ChosenSamples) -> OperationSampling:
+        """Return the same for some samples alone; what was found out of the layers is known to all."""
+        found = copy.copy(self)
+        found.chosen, found.spent = chosen, {}
+        found._forget()
+        return found
+
+    @property
+    def share(self) -> float:
+        """Of all samples, those that are drawn."""
+        return 1 if self.chosen is None else self.chosen.share
+
+    def restrict(self, names: list[str]) -> bool:
+        """Keep some layers only; True where that cost draws."""
+        if list(self.rules) == names:
+            return False
+        self._keep(names)
+        self._forget()
+        return True
 
     def _forget(self) -> None:
         self.draws = 0
@@ -139,7 +163,8 @@ class OperationSampling:
         sweep = Accumulators(problem, self.wants, Rules(problem))
         sweep.begin_draws(draws, self.names)
         with problem.session():
-            for batch in problem.batches(SAMPLING, units=draws):
+            some = problem.batches(SAMPLING, draws) if self.chosen is None else self.chosen.batches(SAMPLING, draws)
+            for batch in some:
                 outputs, recorder, graph = self._forward(batch)
                 losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
                 problem.agrees(batch, losses)
@@ -150,8 +175,8 @@ class OperationSampling:
                 found, _ = self._find(graph, agreeing, batch.count)
                 curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
                 sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
-        problem.spent["forward"] += 1
-        problem.spent["column"] += 1 + 2 * draws
+        for kind, number in (("forward", 1), ("column", 1 + 2 * draws)):
+            self.spent[kind] = self.spent.get(kind, 0.0) + self.share * number
         with problem.adding_up:
             self._take(sweep, draws)
         return True
@@ -194,7 +219,7 @@ class OperationSampling:
         return recorder.pull_back_from(columns, names, together=False)
 
     def _take(self, sweep: Accumulators, draws: int) -> None:
-        found = sweep.result(None)
+        found = sweep.result(None, float(self.problem.survey.weights.sum()))
         spread = found.spread
         assert spread is not None
         own, before = draws - 1, self.freedom

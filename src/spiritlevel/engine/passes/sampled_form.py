@@ -175,6 +175,55 @@ class Independent:
         return sum(part.variance(factors) for part in self.parts)
 
 
+@dataclass(frozen=True)
+class Added:
+    """The sum of things that were sampled independently of each other."""
+
+    parts: list[Sampled]
+
+    @property
+    def mean(self) -> Tensor:
+        """The sum of the means."""
+        return torch.stack([part.mean.cpu() for part in self.parts]).sum(0)
+
+    @property
+    def stderr(self) -> Tensor:
+        """The standard error of the sum."""
+        return torch.stack([part.stderr.cpu() for part in self.parts]).square().sum(0).sqrt()
+
+    @property
+    def half_means(self) -> Tensor:
+        """The sums of the halves."""
+        return torch.stack([part.half_means.cpu() for part in self.parts]).sum(0)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows of their own, each part's at its places."""
+
+    parts: Sequence[tuple[Tensor, Sampled]]
+
+    def _at(self, rows: list[Tensor]) -> Tensor:
+        places = torch.cat([own for own, _ in self.parts])
+        joined = torch.cat([row.cpu() for row in rows], -1)
+        return joined[..., places.argsort()]
+
+    @property
+    def mean(self) -> Tensor:
+        """The parts' means."""
+        return self._at([part.mean for _, part in self.parts])
+
+    @property
+    def stderr(self) -> Tensor:
+        """The parts' standard errors."""
+        return self._at([part.stderr for _, part in self.parts])
+
+    @property
+    def half_means(self) -> Tensor:
+        """The parts' halves."""
+        return self._at([part.half_means for _, part in self.parts])
+
+
 @dataclass
 class SampledForm:
     """One kind of quadratic form of R over the parameters it was sampled on."""

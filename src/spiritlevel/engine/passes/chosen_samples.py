@@ -1,0 +1,76 @@
+"""Some samples of the data, in batches as large as the data's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spiritlevel.inputs.batch import Batch
+from spiritlevel.inputs.contents import Content, concatenate, pick_samples, tensors_of
+from spiritlevel.inputs.deadline import TimeSpent
+from spiritlevel.inputs.open_problem import OpenProblem
+
+# Numbers of samples' contents that are kept, so that the data is not read again for a few of its samples.
+KEPT_NUMBERS = 16_000_000
+
+
+class ChosenSamples:
+    """The samples at some places, in order."""
+
+    def __init__(self, problem: OpenProblem, places: Tensor) -> None:
+        self.problem, self.places = problem, places.sort().values
+        self._kept: list[Batch] | None = None
+
+    @property
+    def share(self) -> float:
+        """Of all samples."""
+        return len(self.places) / self.problem.survey.count
+
+    def batches(self, what: str, units: float = 1.0) -> Iterator[Batch]:
+        """Sweep them once; ``units`` says how much work of that name it would be for all samples."""
+        if self._kept is not None:
+            if self.problem.fitting(what) < units * self.share:
+                raise TimeSpent(
+                    f'the seconds were spent before the sweep "{what}"; give more seconds, or fewer samples'
+                )
+            yield from self._kept
+            return
+        kept: list[Batch] | None = []
+        numbers = 0
+        for batch in self._read(what, units * self.share):
+            yield batch
+            numbers += sum(tensor.numel() for tensor in tensors_of(batch.content))
+            kept = None if kept is None or numbers > KEPT_NUMBERS else [*kept, batch]
+        self._kept = kept
+
+    def _read(self, what: str, units: float) -> Iterator[Batch]:
+        waiting: list[tuple[Content, Tensor]] = []
+        largest = 0
+        for batch in self.problem.batches(what, units):
+            largest = max(largest, batch.count)
+            ends = torch.tensor([batch.start, batch.start + batch.count], device="cpu")
+            first, last = torch.searchsorted(self.places, ends).tolist()
+            own = self.places[first:last]
+            if len(own) == batch.count and not waiting:
+                yield batch
+            elif len(own):
+                waiting.append((pick_samples(batch.content, own - batch.start), own))
+                if sum(len(places) for _, places in waiting) >= largest:
+                    yield from _together(waiting)
+                    waiting = []
+        yield from _together(waiting)
+
+
+def _together(waiting: list[tuple[Content, Tensor]]) -> Iterator[Batch]:
+    """Yield one batch where the contents can be joined, else one for each."""
+    if not waiting:
+        return
+    contents, places = [content for content, _ in waiting], [own for _, own in waiting]
+    joined = contents[0] if len(contents) == 1 else concatenate(contents)
+    if joined is not None:
+        yield Batch.of(joined, torch.cat(places))
+        return
+    for content, own in waiting:
+        yield Batch.of(content, own)
