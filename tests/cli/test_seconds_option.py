@@ -44,9 +44,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
-@pytest.mark.parametrize("command", ["measure", "audit", "spectrum"])
-def test_plenty_of_time_gives_the_whole_answer(run: Run, command: str) -> None:
-    code, out, err = run(command, *COMMAND[1:], "--seconds", "10000", "--quiet", "--json", "r.json")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("measure", "-m", "hessian_trace"),
+        ("audit", "-m", "hessian_trace", "--strengths", "usual", "--alphas", "none"),
+        ("spectrum", "--probes", "2", "--steps", "6"),
+    ],
+)
+def test_plenty_of_time_gives_the_whole_answer(run: Run, command: tuple[str, ...]) -> None:
+    name, *options = command
+    code, out, err = run(name, *COMMAND[1:], *options, "--seconds", "10000", "--quiet", "--json", "r.json")
     assert code == 0, err
     assert "seconds were spent" not in out + err
 
