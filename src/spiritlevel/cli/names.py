@@ -169,7 +169,8 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(
-                f"there is no module {name!r} in the current directory or among the installed packages"
+                f"there is no module {name!r} in the current directory or among the installed packages; name the "
+                "file, as path/file.py:name"
             ) from error
         raise _broken(name, error) from error
     except KeyboardInterrupt:

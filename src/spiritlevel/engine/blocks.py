@@ -373,7 +373,7 @@ class Blocks:
     def sample_traces(self, probes: int = SAMPLE_PROBES) -> TensorEstimate:
         """Return the Hessian trace of each sample's own loss, in data order."""
         if self.sums is None:
-            raise UsageError("samples of a batch influence each other here, so no sample has a trace of its own")
+            raise UsageError("samples of a batch influence each other, so no sample has its own trace; use mode='eval'")
         if not self.sums.exact_columns and self.sums.draws < probes:
             more = math.ceil((probes - self.sums.draws) / SKETCH_DRAWS)
             sketch_more(self.problem, self.sums, more, **self._sweeps)

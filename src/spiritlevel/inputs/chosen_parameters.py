@@ -87,7 +87,9 @@ class ChosenParameters:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Return tensors by parameter name from a vector (P,), or with a last dimension K from (P, K)."""
         if vector.shape[0] != self.size:
-            raise UsageError(f"the vector has {vector.shape[0]:,} rows, but the problem has {self.size:,} parameters")
+            raise UsageError(
+                f"the vector has {vector.shape[0]:,} rows, but the problem has {self.size:,} parameters: give as many"
+            )
         parts = vector.split([tensor.numel() for tensor in self.tensors])
         tail = vector.shape[1:]
         return {

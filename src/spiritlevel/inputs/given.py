@@ -18,6 +18,13 @@ from spiritlevel.inputs.opening import checked_precision, choose_parameters, ope
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
+def _described(model: object) -> str:
+    """Say what was given for a model."""
+    if isinstance(model, type):
+        return f"the class {model.__name__}; make one, as {model.__name__}(...), and load its weights"
+    return f"{type(model).__name__}; pass the trained network"
+
+
 class Given(ChosenParameters):
     """A network, the data and the loss that define its minimum, and the parameters that may move.
 
@@ -51,7 +58,7 @@ class Given(ChosenParameters):
         precision: str = "float32",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+            raise UsageError(f"model must be a torch.nn.Module, not {_described(model)}")
         if mode not in ("eval", "train"):
             raise UsageError(f"mode must be 'eval' or 'train', not {mode!r}")
         if forward is not None and not callable(forward):
@@ -90,7 +97,9 @@ class Given(ChosenParameters):
         own = dict(model.named_parameters())
         missing = [name for name in self.parameters if name not in own]
         if missing:
-            raise SpiritlevelError(f"the other network has no parameter {missing[0]!r}, so it is not the same problem")
+            raise SpiritlevelError(
+                f"the other network has no parameter {missing[0]!r}, so it is not the same problem; give one of the same layers"
+            )
         return self.replaced(model=model, chosen_parameters={name: own[name] for name in self.parameters})
 
     def on_every(self, step: int) -> Self:

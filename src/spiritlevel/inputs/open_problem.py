@@ -78,6 +78,7 @@ class OpenProblem(ChosenParameters):
         self._writes_nothing = False  # the model's forward leaves its parameters alone
         self._own_buffers: dict[str, Tensor] = {}  # those that a forward pass writes to, as they were
         self._differentiates_inside = False  # the model's forward takes gradients itself (physics-informed)
+        self._takes_gradients = False  # until outputs with a graph were seen
         self._writes_to_inputs: bool | None = None  # until the first forward pass; then it gets copies, if it does
         self._batch_size: int | None = None  # of sweeps over data in memory, once it is chosen
         self._expected: tuple[Tensor, Tensor] | None = None
@@ -259,6 +260,8 @@ class OpenProblem(ChosenParameters):
             content = map_tensors(content, torch.clone)
         with watched, fast_max_pool(self.device):
             outputs = self._run(content, parameters)
+        if parameters is None and not self._takes_gradients and torch.is_grad_enabled():
+            self._refuse_no_gradients(outputs)
         for text in self.watch.left_out:
             self.note(text)
         if self._writes_to_inputs is None and parameters is None:  # the first time: by the values themselves
@@ -275,6 +278,15 @@ class OpenProblem(ChosenParameters):
                     "with those it came with."
                 )
         return outputs
+
+    def _refuse_no_gradients(self, outputs: Tensor) -> None:
+        if not outputs.requires_grad:
+            names = ", ".join(self.parameters[:3]) + (", …" if len(self.parameters) > 3 else "")
+            raise SpiritlevelError(
+                f"the model's outputs take no gradient from the chosen parameters ({names}): they were detached, made "
+                "under no_grad, or do not use these; return them as they are computed, or choose other parameters"
+            )
+        self._takes_gradients = True
 
     def _run(self, content: Content, parameters: Mapping[str, Tensor] | None) -> Tensor:
         """Call the model; one that differentiates inside its forward is given a graph where none is asked for."""

@@ -47,7 +47,10 @@ def open_model(
     wanted_dtype = as_torch_dtype(dtype, "'float32' or 'float64'", "; half precision cannot carry curvature")
     kinds = {tensor.dtype for tensor in tensors}
     if any(kind.is_complex for kind in kinds):
-        raise SpiritlevelError("the model has complex parameters, for which no Hessian is defined here")
+        raise SpiritlevelError(
+            "the model has complex parameters, for which no Hessian is defined here; give real and imaginary parts as "
+            "parameters of their own"
+        )
     if wanted_dtype is None and (kinds & set(HALF) or len(kinds) > 1):
         wanted_dtype = torch.float64 if torch.float64 in kinds else torch.float32
         found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
@@ -87,7 +90,7 @@ def as_torch_dtype(dtype: str | torch.dtype | None, choice: str, reason: str = "
 def checked_precision(precision: str, model: nn.Module) -> str:
     """Return the arithmetic that Gauss–Newton sums may be in, refusing what is none, or finer numbers cut down."""
     if precision not in PRECISIONS:
-        said = "; all but these sums stays in float32, half precision cannot carry curvature"
+        said = "; it is that of Gauss–Newton sums alone, because half precision cannot carry curvature"
         raise UsageError(f"precision must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not {precision!r}{said}")
     if precision != "float32" and next(model.parameters()).dtype == torch.float64:
         raise UsageError(
@@ -140,7 +143,8 @@ def _named(model: nn.Module, patterns: str | list[str] | tuple[str, ...] | None)
         raise UsageError("parameters names no parameter; give name patterns such as '*.weight', or None for all")
     for pattern in wanted:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
-            raise UsageError(f"no parameter is named {pattern!r}{near_names(pattern, named)}")
+            some = f"; there are {', '.join(list(named)[:3])}{', …' if len(named) > 3 else ''}"
+            raise UsageError(f"no parameter is named {pattern!r}{near_names(pattern, named) or some}")
     return {name: t for name, t in named.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)}
 
 

@@ -141,7 +141,8 @@ class Surveyor:
         self._refuse_not_finite_losses(losses)
         if float(weights.sum()) <= 0:
             raise SpiritlevelError(
-                "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure"
+                "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure; give "
+                "labels of which some count"
             )
         count, total_weight = len(losses), float(weights.sum())
         return Survey(
@@ -183,14 +184,22 @@ def checked_outputs(problem: OpenProblem, batch: Batch) -> Tensor:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch.content))
         raise SpiritlevelError(
             f"the model could not be run on a batch of the data (tensors of shape {shapes}): "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}; {_way_out(error)}"
         ) from error
     if outputs.shape[:1] != (batch.count,):
         raise SpiritlevelError(
             f"the model gave outputs of shape {tuple(outputs.shape)} for a batch of {batch.count} samples; "
-            f"their first dimension must be the samples{_what_was_taken(problem)}"
+            "their first dimension must be the samples: give forward=function (model, batch) that returns them, not "
+            f"their loss{_what_was_taken(problem)}"
         )
     return outputs
+
+
+def _way_out(error: Exception) -> str:
+    """Say what to look at where a model cannot be run."""
+    if isinstance(error, IndexError) and "index out of range" in str(error):
+        return "look for tokens beyond the model's vocabulary, and for sequences longer than its positions"
+    return "pass data that the model takes as (inputs, labels) or by keyword, or forward=function (model, batch)"
 
 
 def _has_coupled_losses(problem: OpenProblem, batch: Batch, outputs: Tensor, together: Tensor) -> bool:

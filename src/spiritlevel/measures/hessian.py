@@ -225,7 +225,9 @@ def hessian_frobenius(
 def hessian_log_volume(problem: OpenProblem, eigen: Eigen, *, k: int = 10, tolerance: float = 1e-3) -> Estimate:
     """Logarithm of the product of the k largest curvatures: minus twice the log of the basin's extent along them."""
     if k > problem.size:
-        return not_applicable(f"k={k} eigenvalues were asked for, but there are only {problem.size} parameters")
+        return not_applicable(
+            f"k={k} eigenvalues were asked for, but there are only {problem.size} parameters; ask for no more"
+        )
     pairs = eigen(k, "largest", tolerance)
     values, residuals = pairs.values, pairs.residuals
     if float(values.min()) <= 0:

@@ -206,7 +206,9 @@ class LayerBlock(Operator):
     ) -> None:
         unknown = [name for name in names if name not in problem.chosen_parameters]
         if unknown:
-            raise UsageError(f"no parameter is named {unknown[0]!r} among those of the problem")
+            raise UsageError(
+                f"no parameter is named {unknown[0]!r} among those of the problem, which problem.parameters lists"
+            )
         super().__init__(problem, names, of="ggn" if ggn else "hessian", strategy=strategy, keep_graphs=keep_graphs)
 
 
