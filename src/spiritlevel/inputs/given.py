@@ -98,7 +98,8 @@ class Given(ChosenParameters):
         missing = [name for name in self.parameters if name not in own]
         if missing:
             raise SpiritlevelError(
-                f"the other network has no parameter {missing[0]!r}, so it is not the same problem; give one of the same layers"
+                f"the other network has no parameter {missing[0]!r}, so it is not the same problem; give "
+                "one of the same layers"
             )
         return self.replaced(model=model, chosen_parameters={name: own[name] for name in self.parameters})
 

@@ -141,8 +141,8 @@ class Surveyor:
         self._refuse_not_finite_losses(losses)
         if float(weights.sum()) <= 0:
             raise SpiritlevelError(
-                "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure; give "
-                "labels of which some count"
+                "the loss gives every sample weight zero (all labels ignored?), so there is no mean loss to measure; "
+                "give labels of which some count"
             )
         count, total_weight = len(losses), float(weights.sum())
         return Survey(
@@ -184,7 +184,8 @@ def checked_outputs(problem: OpenProblem, batch: Batch) -> Tensor:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch.content))
         raise SpiritlevelError(
             f"the model could not be run on a batch of the data (tensors of shape {shapes}): "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}; {_way_out(error)}"
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}; "
+            f"{_way_out(error)}"
         ) from error
     if outputs.shape[:1] != (batch.count,):
         raise SpiritlevelError(
