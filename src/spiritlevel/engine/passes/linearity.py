@@ -35,8 +35,8 @@ class Linearity:
     def __init__(self, problem: OpenProblem) -> None:
         self.problem = problem
         self.exact: dict[str, bool] = dict.fromkeys(problem.layers, True)
-        self._plain = True  # so far no operation was seen that could be curved
-        self._natural = True  # nor above any layer that may be exact
+        self._known = True  # so far no operation was seen of which nothing is known
+        self._natural = True  # nor one that could be curved, above any layer that may be exact
         self._left = False  # nor did a value leave the graph
         self._trusted = False
         self._drawn: dict[int, Tensor] = {}
@@ -63,11 +63,11 @@ class Linearity:
             return
         natural = linear_by_nature(graph)
         if not natural:
-            self._leave_out_curved(*((outputs, graph) if few is None else (few[0], few[2])))
+            known = self._leave_out_curved(*((outputs, graph) if few is None else (few[0], few[2])))
             natural = linear_by_nature(graph, {place for name in self._open for place in self._ids(name)})
-            if self._plain or (self._natural and not natural):
+            if (self._known and not known) or (self._natural and not natural):
                 self._trusted = False  # something to look at that was not there before
-            self._plain, self._natural = False, self._natural and natural
+            self._known, self._natural = self._known and known, self._natural and natural
         if self.problem.device.type != "cuda":
             self._trust()
         if natural:
@@ -100,19 +100,23 @@ class Linearity:
     def _ids(self, name: str) -> set[int]:
         return {id(self.problem.chosen_parameters[full]) for full in self.problem.layers[name].parameters.values()}
 
-    def _leave_out_curved(self, outputs: Tensor, graph: Graph) -> None:
-        """Close the layers below an operation that is straight nowhere, where the outputs hang on what it gives."""
-        bits = {name: 1 << place for place, name in enumerate(self._open)}
+    def _leave_out_curved(self, outputs: Tensor, graph: Graph) -> bool:
+        """Close the layers below an operation that is straight nowhere, where the outputs hang on what it gives.
+
+        Return whether all operations are known, as torch's own.
+        """
+        bits = {name: 1 << place for place, name in enumerate(self.exact)}
         by_id = {place: bit for name, bit in bits.items() for place in self._ids(name)}
         found = find_operations(graph, by_id, len(outputs))
         curved = [one for one in found.operations if nodes.name_of(one.node) in operations.CURVED_EVERYWHERE]
         if not curved:
-            return
+            return not found.unknown
         ends = [GradientEdge(one.node, 0) for one in curved]
         gradients = vjp(outputs, ends, self._random(outputs, 0), retain_graph=True)
         seen = torch.stack([gradient.any() for gradient in gradients]).tolist()
         masks = [one.parameters for one, some in zip(curved, seen) if some]
         self.exact |= {name: False for name, bit in bits.items() if any(mask & bit for mask in masks)}
+        return not found.unknown
 
     def _any_is_curved(self, scalar: Tensor, edges: Mapping[str, list[Any]]) -> bool:
         return bool(edges) and self._is_curved(scalar, [edge for group in edges.values() for edge in group])
@@ -134,14 +138,14 @@ class Linearity:
         """Look once whether derivatives are what they claim to be.
 
         Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.  Where no operation
-        above a layer that may be exact could be curved they are torch's own.  So is the gradient where there is no such
-        operation anywhere, unless a value left the graph or the loss is the user's; else it is all there is to look at.
+        above a layer that may be exact could be curved they are torch's own.  So is the gradient where all operations are
+        known, unless a value left the graph or the loss is the user's; else it is all there is to look at.
         """
         if self._trusted:
             return
         self._trusted = True
         if self._natural:
-            if not self._plain or self._left or isinstance(self.problem.loss, CallableLoss):
+            if not self._known or self._left or isinstance(self.problem.loss, CallableLoss):
                 require_true_gradient(self.problem)
             return
         wrong = path_of(self.problem).wrong

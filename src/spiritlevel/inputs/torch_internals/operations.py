@@ -17,7 +17,7 @@ LINEAR = frozenset(
         nodes.SELECT, nodes.SLICE, nodes.SQUEEZE, nodes.SQUEEZE_ALONG, nodes.STACK, nodes.SUBTRACT, nodes.SUM,
         nodes.SUM_ALONG, nodes.TRANSPOSE, nodes.UNSAFE_VIEW, nodes.UNSQUEEZE, nodes.VIEW,
         "AbsBackward0", "AddBackward1", "AdaptiveAvgPool1DBackward0", "AdaptiveMaxPool2DBackward0", "AliasBackward0",
-        "AmaxBackward0", "AminBackward0", "AsStridedBackward0", "AvgPool3DBackward0", "CeilBackward0", "ClampBackward0",
+        "AmaxBackward0", "AminBackward0", "AsStridedBackward0", "AsStridedBackward1", "AvgPool3DBackward0", "CeilBackward0", "ClampBackward0",
         "ClampBackward1", "ClampMaxBackward0", "ClampMinBackward0", "CopyBackwards", "CopySlices", "CumsumBackward0",
         "DiagonalBackward0", "DivBackward1", "DropoutBackward0", "EmbeddingBackward0", "FlipBackward0",
         "GatherBackward0", "HardsigmoidBackward0", "HardshrinkBackward0", "Im2ColBackward0", "IndexAddBackward0",
