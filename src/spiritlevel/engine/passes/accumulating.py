@@ -7,7 +7,6 @@ quadratic form of row j, ‖WᵀM‖² the relative flatness.  Nothing of size s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -133,6 +132,7 @@ class Accumulators:
         self.column_count = 0
         self.exact_columns = True
         self.owner = {full: layer for layer in problem.layers.values() for full in layer.parameters.values()}
+        self.places = {full: place for place, full in enumerate(self.owner)}
         self.views = {
             full: WeightView(self.owner[full].module, problem.chosen_parameters[full])
             for full in problem.weights.values()
@@ -144,6 +144,9 @@ class Accumulators:
         # What follows stays where the work is done until the sweep ends, so that a GPU does not wait for it.  Sums are
         # divided by the samples' total weight only then: a first sweep does not know it before.
         self.layer_names = list(problem.layers)
+        places = [self.layer_names.index(layer.name) for layer in self.owner.values()]
+        self.layer_places = torch.tensor(places, dtype=torch.long).to(problem.device, non_blocking=True)
+        self.traces = torch.zeros(0)  # (parameters, F): what every parameter's own sum is a row of
         self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
         self.weights, self.sample_traces = RowBuffer(), RowBuffer()
         self.sample_folds = RowBuffer()  # (B, F) a batch: each fold's estimate, where the columns are sketched
@@ -157,15 +160,17 @@ class Accumulators:
         self.column_count = len(factor.columns)
         if self.folds > 1 and self.folds == factor.draws:
             self.spread = SampleSpread(self.owner)
-        for name in self.problem.parameters:
-            self.sums[name] = self._empty(name)
+        self._make_empty(self.problem.parameters)
 
     def begin_draws(self, draws: int, names: Iterable[str]) -> None:
         """Fix the accumulators for draws that are each an estimate of their own, over some parameters."""
         self.exact_columns, self.folds = False, draws
         self.spread = SampleSpread(self.owner)
-        for name in names:
-            self.sums[name] = self._empty(name)
+        self._make_empty(names)
+
+    def _make_empty(self, names: Iterable[str]) -> None:
+        self.traces = torch.zeros(len(self.places), self.folds, dtype=torch.float64, device=self.problem.device)
+        self.sums = {name: self._empty(name) for name in names}
 
     def _empty(self, name: str) -> ParameterSums:
         tensor = self.problem.chosen_parameters[name]
@@ -173,7 +178,7 @@ class Accumulators:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros((self.folds, *shape), dtype=torch.float64, device=tensor.device)
 
-        sums = ParameterSums(trace=zeros())
+        sums = ParameterSums(trace=self.traces[self.places[name]])
         if "diagonal" in self.wants:
             sums.diagonal = zeros(*tensor.shape)
         view = self.views.get(name)
@@ -200,32 +205,25 @@ class Accumulators:
         self, batch: Batch, weights: Tensor, portions: Iterable[Portion], *, draws: int, alike: bool = False
     ) -> None:
         """Add one batch's gradients to the sums; ``alike`` where every column has the same sign."""
-        weights = weights.double()
-        traces = weights.new_zeros(len(self.layer_names), batch.count)
-        folds = weights.new_zeros(0 if self.exact_columns else batch.count, self.folds)
+        totals = _Totals(self, batch.count, weights.double(), draws)
         if self.mean is not None:
-            self.mean.begin(batch, weights)
+            self.mean.begin(batch, totals.weights)
         if self.spread is not None:
             self.spread.begin(batch.count, self.folds)
         # Where nothing but traces is wanted and every column counts alike, they need not be told apart.
         alike = alike and self.folds == 1 and not self.wants and self.mean is None
         for some, signs, full, part, gradients in portions:
-            own = signs[: 1 if alike else None, part].double()
-            # Each fold is an estimate of its own, from its share of the draws.
-            coefficients = own * weights[part] * (self.folds / draws)
-            norms = self._add(self.sums[full], full, some, gradients, coefficients, part.start)
-            own_traces = _by_fold(own * norms, some) / draws
-            traces[self.layer_names.index(self.owner[full].name), part] += own_traces.sum(0)
-            if not self.exact_columns:
-                folds[part, some] += self.folds * own_traces.T
+            totals.begin(some, signs, 1 if alike else len(signs))
+            self._add(full, part, gradients, totals)
+        totals.end()
         if self.mean is not None:
             self.mean.end()
         if self.spread is not None:
             self.spread.end()
-        self.moments += moments_over_data(traces, weights)
-        self.weights.add(weights)
-        self.sample_traces.add(traces.sum(0))
-        self.sample_folds.add(folds)
+        self.moments += moments_over_data(totals.traces, totals.weights)
+        self.weights.add(totals.weights)
+        self.sample_traces.add(totals.traces.sum(0))
+        self.sample_folds.add(totals.folds)
 
     def portions(self, batch: Batch, factor: Factor, ways: Sequence[WayBack]) -> Iterator[Portion]:
         """Yield (folds, signs of some columns, parameter, slice of the batch, gradients) until all are covered."""
@@ -255,33 +253,23 @@ class Accumulators:
             for start in range(0, len(own), width):
                 yield slice(fold, fold + 1), own[start : start + width]
 
-    def _add(
-        self,
-        sums: ParameterSums,
-        full: str,
-        folds: slice,
-        gradients: SampleGradients,
-        coefficients: Tensor,
-        first: int,
-    ) -> Tensor:
-        """Add the gradients of some columns of the batch's samples from ``first`` on; return their ‖·‖².
-
-        Coefficients (K, b) belong to each column, or (1, b) to all of them together.
-        """
-        norms = torch.full_like(coefficients, math.nan)  # what no chunk wrote may not pass for a number
-        for part, some in gradients.chunks(self.chunk_numbers):
-            norms[:, part] = self._norms(some, len(norms))
-            forms = {"trace": norms[:, part]}
+    def _add(self, full: str, part: slice, gradients: SampleGradients, totals: _Totals) -> None:
+        """Add the gradients of the present columns, of some of the batch's samples."""
+        covered = 0
+        for chunk, some in gradients.chunks(self.chunk_numbers):
+            place = slice(part.start + chunk.start, part.start + chunk.start + some.samples)
+            norms = totals.norms[self.places[full]]
+            norms[:, place] += self._norms(some, len(norms))
             if self.wants:
-                forms |= self._add_forms(sums, full, folds, some, coefficients[:, part])
-            if self.spread is not None:
-                place = slice(first + part.start, first + part.start + coefficients[:, part].shape[1])
-                for kind, values in forms.items():
-                    self.spread.add(kind, full, folds, place, _by_fold(coefficients[:, part] * values, folds))
+                coefficients = totals.coefficients[:, place]
+                for kind, values in self._add_forms(self.sums[full], full, totals.some, some, coefficients).items():
+                    if self.spread is not None:
+                        weighted = _by_fold(coefficients * values, totals.some)
+                        self.spread.add(kind, full, totals.some, place, weighted)
             if self.mean is not None:
-                self.mean.add(full, some, first + part.start)
-        sums.trace[folds] += _by_fold(coefficients * norms, folds).sum(1)
-        return norms
+                self.mean.add(full, some, place.start)
+            covered += some.samples
+        assert covered == gradients.samples  # what no chunk wrote may not pass for a number
 
     def _norms(self, gradients: SampleGradients, count: int) -> Tensor:
         """Return ‖·‖² of so many columns, or in one row of all together."""
@@ -294,7 +282,10 @@ class Accumulators:
     def _add_forms(
         self, sums: ParameterSums, full: str, folds: slice, gradients: SampleGradients, coefficients: Tensor
     ) -> dict[str, Tensor]:
-        """Add what is wanted beside the trace; return each form summed over a sample's parts, (K, b)."""
+        """Add what is wanted beside the trace; return each form summed over a sample's parts, (K, b).
+
+        Coefficients (K, b) belong to each column, or (1, b) to all of them together.
+        """
         if sums.diagonal is not None:
             gradients.add_squares(sums.diagonal[folds], coefficients.to(self.problem.dtype))
         view = self.views.get(full)
@@ -348,7 +339,49 @@ class Accumulators:
         )
 
 
-def _by_fold(values: Tensor, folds: slice) -> Tensor:
-    """Sum (K, b) over each fold's own columns, (F, b)."""
-    found: Tensor = values.unflatten(0, (folds.stop - folds.start, -1)).sum(1)
+class _Totals:
+    """What a batch's gradients add to the traces: ‖·‖² of all parameters at first, taken together group by group.
+
+    One operation for all parameters, where each of them would take a dozen: a large model has hundreds.
+    """
+
+    def __init__(self, sums: Accumulators, count: int, weights: Tensor, draws: int) -> None:
+        self.sums, self.weights, self.draws = sums, weights, draws
+        self.traces = weights.new_zeros(len(sums.layer_names), count)
+        self.folds = weights.new_zeros(0 if sums.exact_columns else count, sums.folds)
+        self.some = slice(0, 0)  # the folds whose columns are being added
+        self.norms = weights.new_zeros(0)  # ‖·‖² of these, (parameters, K, B)
+        self.coefficients = weights.new_zeros(0)  # (K, B), or (1, B) for all together
+        self._given: Tensor | None = None
+        self._signs = weights.new_zeros(0)
+
+    def begin(self, some: slice, signs: Tensor, rows: int) -> None:
+        """Go on with these folds and their columns' signs, of which so many rows count."""
+        if signs is self._given:
+            return
+        self.end()
+        self.some, self._given, self._signs = some, signs, signs[:rows].double()
+        # Each fold is an estimate of its own, from its share of the draws.
+        self.coefficients = self._signs * self.weights * (self.sums.folds / self.draws)
+        self.norms = self.weights.new_zeros(len(self.sums.places), *self._signs.shape)
+
+    def end(self) -> None:
+        """Take together what was added since these columns began."""
+        if self._given is None:
+            return
+        sums, some = self.sums, self.some
+        weighted = _by_fold(self.coefficients * self.norms, some, 1)  # (parameters, F, B)
+        sums.traces[:, some] += weighted.sum(2)
+        if sums.spread is not None:
+            sums.spread.add_all("trace", some, weighted)
+        own = _by_fold(self._signs * self.norms, some, 1) / self.draws
+        self.traces.index_add_(0, sums.layer_places, own.sum(1))
+        if not sums.exact_columns:
+            self.folds[:, some] += sums.folds * own.sum(0).T
+        self._given = None
+
+
+def _by_fold(values: Tensor, folds: slice, dim: int = 0) -> Tensor:
+    """Sum (K, b), or with K at another place, over each fold's own columns, (F, b)."""
+    found: Tensor = values.unflatten(dim, (folds.stop - folds.start, -1)).sum(dim + 1)
     return found

@@ -138,8 +138,8 @@ class Linearity:
         """Look once whether derivatives are what they claim to be.
 
         Where autograd's second derivatives are wrong or missing, a zero among them proves nothing.  Where no operation
-        above a layer that may be exact could be curved they are torch's own.  So is the gradient where all operations are
-        known, unless a value left the graph or the loss is the user's; else it is all there is to look at.
+        above a layer that may be exact could be curved they are torch's own.  So is the gradient where all operations
+        are known, unless a value left the graph or the loss is the user's; else it is all there is to look at.
         """
         if self._trusted:
             return

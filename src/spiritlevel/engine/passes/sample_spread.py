@@ -23,7 +23,7 @@ class SampleSpread:
     def __init__(self, names: Iterable[str]) -> None:
         self.places = {full: place for place, full in enumerate(names)}
         self.covariances: dict[str, Tensor] = {}
-        self._draws: dict[tuple[str, str], Tensor] = {}  # (F, B) of the present batch
+        self._draws: dict[str, Tensor] = {}  # (parameters, F, B) of the present batch, by form
         self._size = (0, 0)
 
     def variance(self, form: str, factors: Mapping[str, float]) -> float:
@@ -58,20 +58,23 @@ class SampleSpread:
 
     def add(self, form: str, full: str, folds: slice, place: slice, values: Tensor) -> None:
         """Add some columns' weighted values (F, b) of some draws."""
-        draws = self._draws.get((form, full))
-        if draws is None:
-            draws = self._draws[form, full] = values.new_zeros(self._size)
-        draws[folds, place] += values
+        self._of(form, values)[self.places[full], folds, place] += values
+
+    def add_all(self, form: str, folds: slice, values: Tensor) -> None:
+        """Add those of all parameters and samples, (parameters, F, B)."""
+        self._of(form, values)[:, folds] += values
+
+    def _of(self, form: str, like: Tensor) -> Tensor:
+        if form not in self._draws:
+            size = (len(self.places), *self._size)
+            self._draws[form] = torch.zeros(size, dtype=torch.float64, device=like.device)
+        return self._draws[form]
 
     def end(self) -> None:
         """Take the batch's draws together."""
-        for form in {form: None for form, _ in self._draws}:
-            some = {full: draws for (own, full), draws in self._draws.items() if own == form}
-            together = torch.stack(list(some.values())).double()
+        for form, together in self._draws.items():
             apart = (together - together.mean(1, keepdim=True)).flatten(1)
+            covariance = apart @ apart.T / (self._size[0] - 1)
             known = self.covariances.get(form)
-            if known is None:
-                known = self.covariances[form] = apart.new_zeros(len(self.places), len(self.places))
-            at = torch.tensor([self.places[full] for full in some], device=known.device)
-            known[at[:, None], at] += apart @ apart.T / (self._size[0] - 1)
+            self.covariances[form] = covariance if known is None else known + covariance
         self._draws = {}
