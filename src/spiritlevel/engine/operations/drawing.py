@@ -49,6 +49,11 @@ class DrawnColumns:
     tied: list[TiedPart]
 
 
+def columns_of(operations: Sequence[CurvedOperation]) -> int:
+    """Return how many numbers one column of all operations has."""
+    return sum(math.prod(nodes.shape_of(*edge)) for operation in operations for edge in operation.entries)
+
+
 class CurvedBatch:
     """The operations' second derivatives on one batch of outputs, weighted by a gradient at these (slope·outputs)."""
 
@@ -64,7 +69,7 @@ class CurvedBatch:
     @property
     def numbers(self) -> int:
         """Numbers in one draw's columns of one sign."""
-        return sum(math.prod(nodes.shape_of(*edge)) for operation in self.operations for edge in operation.entries)
+        return columns_of(self.operations)
 
     def columns(self, seed: int, draws: range) -> DrawnColumns:
         """Return the columns of some draws, s₊ and s₋ of each in turn."""

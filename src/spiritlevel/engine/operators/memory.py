@@ -16,6 +16,7 @@ GRAPH_FACTOR = 3.0
 # the samples keeps.
 GRAPH_SHARE, KEPT_SHARE = 0.5, 0.4
 GRAPH_STEPS, KEPT_STEPS, STEP_SAMPLES = 0.4, 0.6, 256
+SAMPLING_STEPS = 1.5
 
 
 def graph_bytes(problem: OpenProblem) -> tuple[int, int]:
@@ -34,11 +35,28 @@ def room_for_graphs(problem: OpenProblem) -> tuple[float, float]:
     free = free_bytes(problem.device)
     if problem.device.type != "cuda":
         return GRAPH_SHARE * free, KEPT_SHARE * free
+    return within(free, step_bytes(problem), memory_share(problem.device, SHARE_OF_GRAPH))
+
+
+def step_bytes(problem: OpenProblem) -> float:
+    """Return what a training step on the samples at hand, or on so many of them, takes, about."""
     size, batches = graph_bytes(problem)
     samples = problem.survey.count
     kept_forward = size * batches / GRAPH_FACTOR / samples * min(samples, STEP_SAMPLES)
-    step = 4 * sum(tensor.numel() * tensor.element_size() for tensor in problem.tensors) + kept_forward
-    return within(free, step, memory_share(problem.device, SHARE_OF_GRAPH))
+    return 4 * sum(tensor.numel() * tensor.element_size() for tensor in problem.tensors) + kept_forward
+
+
+def samples_that_fit(problem: OpenProblem, numbers: float) -> int | None:
+    """Return on how many samples a GPU works at once where each takes so many numbers beside its graph; None for all.
+
+    Together they are to take no more than a training step and a half, unless that is little.
+    """
+    if problem.device.type != "cuda":
+        return None
+    size, batches = graph_bytes(problem)
+    each = size * batches / GRAPH_FACTOR / problem.survey.count + numbers * problem.dtype.itemsize
+    room = max(SAMPLING_STEPS * step_bytes(problem), memory_share(problem.device, SHARE_OF_GRAPH))
+    return max(1, int(min(GRAPH_SHARE * free_bytes(problem.device), room) / each))
 
 
 def within(free: float, step: float, small: float) -> tuple[float, float]:

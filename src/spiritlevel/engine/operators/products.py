@@ -21,7 +21,6 @@ from spiritlevel.engine.operators.derivative_check import SAMPLES, DerivativePat
 from spiritlevel.engine.operators.differences import Differences
 from spiritlevel.engine.operators.memory import GRAPH_SHARE, free_bytes, graph_bytes, room_for_graphs
 from spiritlevel.inputs.batch import Batch
-from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.errors import UsageError
 
@@ -223,13 +222,7 @@ class Products:
             step = max(1, int(TOGETHER / (self._bytes_a_sample * min(self.usual or count, MOST_TOGETHER))))
         if self._may_cut and self._chosen in ("looped", "batched"):
             step = max(1, int(min(step, self._fitting)))
-        if step >= batch.count:
-            yield batch
-            return
-        step = -(-batch.count // -(-batch.count // step))  # pieces of one size
-        for start in range(0, batch.count, step):
-            content = slice_batch(batch.content, start, start + step)
-            yield Batch(content, batch.start + start, min(step, batch.count - start))
+        yield from batch.pieces(step)
 
     @property
     def _bytes_a_sample(self) -> float:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.operations.check import agreeing_layers
-from spiritlevel.engine.operations.drawing import CurvedBatch, loss_gradient
+from spiritlevel.engine.operations.drawing import CurvedBatch, columns_of, loss_gradient
 from spiritlevel.engine.operations.finding import Edge, FoundOperations, find_operations
+from spiritlevel.engine.operators.memory import samples_that_fit
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
 from spiritlevel.engine.passes.chosen_samples import ChosenSamples
 from spiritlevel.engine.passes.graph import Graph, look_at
@@ -35,6 +36,8 @@ from spiritlevel.inputs.open_problem import OpenProblem
 TRIED = 4
 # Numbers of columns, and of gradients at layers' outputs, that a CPU pulls back in one step.
 TOGETHER_NUMBERS = 8_000_000
+# How often a draw's columns, and what they give at the layers' outputs, are held at one time, about.
+COPIES_OF_COLUMNS, COPIES_OF_GRADIENTS = 5.0, 2.5
 SAMPLING = "sampling the remainder"  # what a sweep of draws is called
 # What the accumulators call a form, and what it is called by those who ask.
 FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
@@ -52,6 +55,7 @@ class OperationSampling:
         self._room = Rules(problem).room_on_gpu
         self.chosen: ChosenSamples | None = None
         self.spent: dict[str, float] = {}  # sweeps of all samples by kind, which are known to nobody else yet
+        self._most: int | None = None  # samples that are drawn for at once; None for whole batches
         self._forget()
         if rules:
             self._keep(self._accounted_for())
@@ -136,13 +140,15 @@ class OperationSampling:
         if graph.signature not in self._agreed:
             places = torch.linspace(0, batch.count - 1, min(TRIED, batch.count), device="cpu").long()
             few = Batch(pick_samples(batch.content, places), batch.start, len(places))
-            some, _, own = self._forward(few)
+            some, recorder, own = self._forward(few)
             if own.signature != graph.signature:
                 few, some, own = batch, outputs, graph
             try:
                 found, candidates = self._find(own, list(self.rules), few.count)
                 bits = self._bits(candidates)
                 agreed = agreeing_layers(self.problem, few, some, found.operations, candidates, bits)
+                numbers = COPIES_OF_COLUMNS * columns_of(found.operations) + COPIES_OF_GRADIENTS * recorder.numbers
+                self._most = samples_that_fit(self.problem, numbers / few.count)
             except (RuntimeError, NotImplementedError) as error:  # an operation without a second derivative
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -163,8 +169,7 @@ class OperationSampling:
         sweep = Accumulators(problem, self.wants, Rules(problem))
         sweep.begin_draws(draws, self.names)
         with problem.session():
-            some = problem.batches(SAMPLING, draws) if self.chosen is None else self.chosen.batches(SAMPLING, draws)
-            for batch in some:
+            for batch in self._batches(draws):
                 outputs, recorder, graph = self._forward(batch)
                 losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
                 problem.agrees(batch, losses)
@@ -181,6 +186,11 @@ class OperationSampling:
             self._take(sweep, draws)
         return True
 
+    def _batches(self, draws: int) -> Iterator[Batch]:
+        source = self.problem if self.chosen is None else self.chosen
+        for batch in source.batches(SAMPLING, draws):
+            yield from batch.pieces(self._most or batch.count)
+
     def _portions(self, curved: CurvedBatch, recorder: Recorder, draws: int) -> Iterator[Portion]:
         names = [name for name in self.rules if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
@@ -191,7 +201,8 @@ class OperationSampling:
             size = folds.stop - folds.start
             columns = curved.columns(self.seed, range(self.draws + folds.start, self.draws + folds.stop))
             tied = TiedColumns(self.problem, columns.tied, self.rules, count, size)
-            signs = torch.tensor([1.0, -1.0], device=self.problem.device).repeat(size)[:, None].expand(-1, count)
+            own_signs = torch.tensor([1.0, -1.0]).to(self.problem.device, non_blocking=True)
+            signs = own_signs.repeat(size)[:, None].expand(-1, count)
             for name, deltas in self._pulled_back(recorder, columns.entries, names, size).items():
                 some = next((delta for delta in deltas if delta is not None), None)
                 if some is None:
@@ -205,6 +216,7 @@ class OperationSampling:
                     if local in parameters:
                         full = parameters[local]
                         yield folds, signs, full, slice(0, count), tied.added(full, gradients)
+            del columns, tied  # before the next ones are made
 
     def _pulled_back(
         self, recorder: Recorder, columns: Mapping[Edge, Tensor], names: list[str], draws: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -156,10 +156,11 @@ class Recorder:
             return [part for part in found if part is not None]
 
         if together:
-            pulled = iter(torch.func.vmap(pull)(*columns.values()))
+            pulled: Iterator[Tensor] = iter(torch.func.vmap(pull)(*columns.values()))
         else:
             rows = [pull(*(column[k] for column in columns.values())) for k in range(len(next(iter(columns.values()))))]
-            pulled = map(torch.stack, zip(*rows))
+            pulled = _stacked([list(parts) for parts in zip(*rows)])
+            del rows
         hits = iter(reached)
 
         def next_one(gate: Tensor | None) -> Tensor | None:
@@ -279,6 +280,13 @@ class Recorder:
         pairs = [pair for name in apart for pair in zip(staged[name], apart[name])]
         near = [(a - b).abs().max() <= tolerance * b.abs().max() for a, b in pairs if a.numel()]
         return not near or bool(torch.stack(near).all())
+
+
+def _stacked(parts: list[list[Tensor]]) -> Iterator[Tensor]:
+    """Yield each list stacked, and let go of what it held."""
+    for part in parts:
+        yield torch.stack(part)
+        part.clear()
 
 
 def _rule_of_uses(uses: Uses) -> FromDeltas:
