@@ -130,6 +130,8 @@ def _defaults(row: dict[str, Any]) -> Iterator[str]:
     if not row.get("measures"):
         return
     costs = f"{number(row['seconds'])} s"
+    if "deadline" in row:
+        costs += f" of at most {number(row['deadline'])}"
     if "passes" in row:
         costs += f", {number(row['passes'])} gradient passes"
     if "peak_over_training_step" in row:

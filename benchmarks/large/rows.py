@@ -24,6 +24,7 @@ Facts = dict[str, Any]
 Keep = Callable[..., None]  # puts facts into the row and writes it down
 TOLERANCE, TOP_TOLERANCE = 0.05, 1e-2
 MOST_PROBES, PROBES_AT_ONCE = 64, 4
+DEADLINE = 0.9  # of a row's seconds: what is known by then comes with its error, where without one nothing would
 
 
 def gradient(found: Prepared, device: torch.device, seconds: float, known: Facts, keep: Keep) -> None:
@@ -52,14 +53,15 @@ def gradient(found: Prepared, device: torch.device, seconds: float, known: Facts
 
 def trace(found: Prepared, device: torch.device, seconds: float, known: Facts, keep: Keep) -> None:
     """(b) The trace to 5%."""
-    report = _measured(found, device, known, keep, measures=["hessian_trace"], tolerance=TOLERANCE)
+    options = {"measures": ["hessian_trace"], "tolerance": TOLERANCE, "seconds": DEADLINE * seconds}
+    report = _measured(found, device, known, keep, **options)
     if report is not None and "hessian_trace" in report:
         keep(**_estimate(report["hessian_trace"]))
 
 
 def default(found: Prepared, device: torch.device, seconds: float, known: Facts, keep: Keep) -> None:
-    """(c) The default group, as ``sl.measure(problem)`` gives it."""
-    report = _measured(found, device, known, keep)
+    """(c) The default group, as ``sl.measure(problem)`` gives it, by a deadline."""
+    report = _measured(found, device, known, keep, seconds=DEADLINE * seconds)
     if report is not None:
         keep(measures={name: _estimate(estimate) for name, estimate in report.items()})
 
@@ -177,6 +179,8 @@ def _measured(
         report = getattr(stopped, "report", None)
         keep(stopped=f"stopped when the row's {time.perf_counter() - start:.0f} s were spent")
     finally:
+        if "seconds" in options:
+            keep(deadline=options["seconds"])
         with contextlib.suppress(RuntimeError):
             synchronise(device)
         spent = time.perf_counter() - start
