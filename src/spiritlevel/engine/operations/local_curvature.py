@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ HALF_ROOT = 0.5**0.5
 def _root(values: Tensor) -> Tensor:
     """√max(values, 0)."""
     return values.clamp(min=0).sqrt()
+
+
+def _roots(values: Tensor) -> tuple[Tensor, Tensor]:
+    """√max(values, 0) and √max(-values, 0)."""
+    return _root(values), _root(-values)
 
 
 def _summed_to(values: Tensor, shape: torch.Size, ndim: int) -> Tensor:
@@ -56,7 +62,12 @@ class Diagonal(LocalCurvature):
         return [self.values.shape]
 
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
-        return [_root(self.values) * signs[0]], [_root(-self.values) * signs[0]]
+        plus, minus = self._both
+        return [plus * signs[0]], [minus * signs[0]]
+
+    @cached_property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        return _roots(self.values)
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         return [self.values * tangents[0]]
@@ -127,12 +138,16 @@ class RankTwo(LocalCurvature):
         return [self.left.sum(self.dims, keepdim=True).shape]
 
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
+        plus, minus = self._both
+        return [plus * signs[0]], [minus * signs[0]]
+
+    @cached_property
+    def _both(self) -> tuple[Tensor, Tensor]:
         lengths = [torch.linalg.vector_norm(part, dim=self.dims, keepdim=True) for part in (self.left, self.right)]
         defined = (lengths[0] > 0) & (lengths[1] > 0)
         balance = torch.where(defined, lengths[1] / torch.where(defined, lengths[0], 1.0), 1.0).sqrt()
-        signs_of_rows = signs[0] * HALF_ROOT * defined
-        left, right = self.left * balance * signs_of_rows, self.right / balance * signs_of_rows
-        return [left + right], [left - right]
+        left, right = self.left * (balance * HALF_ROOT * defined), self.right * (defined / balance * HALF_ROOT)
+        return left + right, left - right
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         (tangent,) = tangents
@@ -172,7 +187,12 @@ class WeightedSpread(LocalCurvature):
         return [self.values.shape]
 
     def columns(self, signs: Sequence[Tensor]) -> SignedColumns:
-        return [self._spread(_root(self.values) * signs[0])], [self._spread(_root(-self.values) * signs[0])]
+        plus, minus = self._both
+        return [self._spread(plus * signs[0])], [self._spread(minus * signs[0])]
+
+    @cached_property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        return _roots(self.values)
 
     def _spread(self, entries: Tensor) -> Tensor:
         return entries - self.shares * entries.sum(self.dim, keepdim=True)
@@ -201,13 +221,18 @@ class MatrixProduct(LocalCurvature):
             left, right = ones, ones.mT @ gradient
         else:
             left, right = gradient @ ones, ones.mT
-        length = torch.linalg.matrix_norm(gradient, keepdim=True) / min(rows, columns) ** 0.5
+        of_left, of_right = self._factors
+        left, right = left * of_left, right * of_right
+        return [left, right], [left, -right]
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        rows, columns = self.gradient.shape[-2:]
+        length = torch.linalg.matrix_norm(self.gradient, keepdim=True) / min(rows, columns) ** 0.5
         some = length > 0
         balance = torch.where(some, length, 1.0).sqrt()
         balance = balance if rows <= columns else 1 / balance
-        left = torch.where(some, left * (balance * HALF_ROOT), 0.0)
-        right = torch.where(some, right * (HALF_ROOT / balance), 0.0)
-        return [left, right], [left, -right]
+        return balance * HALF_ROOT * some, some / balance * HALF_ROOT
 
     def product(self, tangents: Sequence[Tensor]) -> list[Tensor]:
         left, right = tangents
