@@ -61,7 +61,8 @@ class Remainder:
         if self.operations.rules:
             if not self.operations.least_draws:
                 before = self.spent
-                self._draw(FIRST_DRAWS_OF_PARTS if self.operations.wants else FIRST_DRAWS)
+                parts = self.operations.wants and self.problem.deadline is None  # else other measures wait
+                self._draw(FIRST_DRAWS_OF_PARTS if parts else FIRST_DRAWS)
                 self.first_looks += self.spent - before
             found.append(self.operations.form(kind))
         before = self._probes
