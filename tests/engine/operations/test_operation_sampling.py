@@ -98,6 +98,14 @@ def test_draws_do_not_depend_on_the_batch_size() -> None:
     assert traces[0].stderr == pytest.approx(traces[1].stderr, rel=1e-9)
 
 
+def test_draws_do_not_depend_on_how_many_samples_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sampled("gelu").form("entries").network
+    monkeypatch.setattr("spiritlevel.engine.passes.operation_sampling.samples_that_fit", lambda problem, numbers: 3)
+    pieces = sampled("gelu").form("entries").network
+    assert float(pieces.mean) == pytest.approx(float(whole.mean), rel=1e-10)
+    assert float(pieces.stderr) == pytest.approx(float(whole.stderr), rel=1e-8)
+
+
 def test_entrywise_functions_of_one_tensor_are_one_operation() -> None:
     """Taken apart they would be sampled apart, and much of what they sample would cancel only on average."""
     problem = opened(made("written gelu"), data())
