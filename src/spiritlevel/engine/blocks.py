@@ -26,9 +26,10 @@ from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Status, at_least_rounding
 
 TOLERANCE = 0.05
-BUDGET = 100.0  # gradients' worth of sampling
+BUDGET = 68.0  # gradients' worth of sampling
 OTHER_SIDE = "other_side"  # of a bound, among its details: a value that errs the other way on average
 SAMPLE_PROBES = 32
+FEWEST_SAMPLE_PROBES = 4  # where each sample's trace is wanted beside other values
 
 
 class Blocks:
@@ -68,6 +69,7 @@ class Blocks:
         self.sketching = 0.0  # gradients' worth of sketches beyond the first sweep's
         self.asked: set[Kind] = set()  # kinds of forms that were asked for since somebody last looked
         self._remainder: Remainder | None = None  # until it is first asked for
+        self._of_samples: dict[int, Sampled] = {}  # remainders of their traces by probes of parameters
 
     # --- pieces --------------------------------------------------------------------------------------------------
 
@@ -392,8 +394,10 @@ class Blocks:
             by_operations = self.remainder.samples(probes)
             parts += [] if by_operations is None else [by_operations]
             others = self.remainder.others.names
-            if others:
-                parts.append(sample_trace_remainders(self.problem, others, probes=probes, seed=self.seed))
+            if others and probes not in self._of_samples:
+                found = sample_trace_remainders(self.problem, others, probes=probes, seed=self.seed)
+                self._of_samples[probes] = found
+            parts += [self._of_samples[probes]] if others else []
         for part in parts:
             value, stderr = value + part.mean, (stderr.square() + part.stderr.square()).sqrt()
             halves = halves + part.half_means

@@ -11,15 +11,16 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from spiritlevel.engine.passes.remainder import BLOCK, Kind, ParameterSampling
+from spiritlevel.engine.passes.remainder import Kind, ParameterSampling
 from spiritlevel.engine.passes.sampled_form import Added, Independent, Sampled, SampledForm
 from spiritlevel.engine.passes.strata import StratifiedSampling
 from spiritlevel.inputs.open_problem import OpenProblem
 
-# What one draw of the operations, and one probe of one kind of form, cost in gradients, about.
-DRAW_COST, PROBE_COST = 1.4, 2.6
+# What one draw of the operations, and one probe of one kind of form, cost in gradients, about, of small networks on a
+# processor: every form is added up from a draw, and where batches are small each step has its own cost.
+DRAW_COST, PROBE_COST = 2.8, 2.8
 # Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
-FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
+FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 6
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
 IGNORED = 0.1  # share of a variance that is not worth sampling for
 
@@ -123,8 +124,7 @@ class Remainder:
         for kind in sampled:
             known = self.others.form(kind)
             assert known is not None
-            count = BLOCK * math.ceil(growth * known.probes / BLOCK)
-            count = int(min(count, room / len(sampled) / PROBE_COST))
+            count = int(min(math.ceil(growth * known.probes), room / len(sampled) / PROBE_COST))
             if count >= 1:
                 before = self._probes
                 self.others.more(kind, count)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.blocks import FEWEST_SAMPLE_PROBES, Blocks
 from spiritlevel.engine.estimators.eigenvalues import Eigenpairs
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs
@@ -38,12 +38,18 @@ Eigen = Callable[..., Eigenpairs]
     per_sample=lambda blocks: blocks.sample_traces().value,
     surrogate="trace",
 )
-def hessian_trace(blocks: Blocks) -> Result:
-    """Sum of the loss's curvatures over all parameter directions."""
+def hessian_trace(blocks: Blocks, *, samples: bool = False) -> Result:
+    """Sum of the loss's curvatures over all parameter directions.
+
+    Each sample's own trace comes along where it is exact; with ``samples`` also where it is sampled, with its error.
+    """
     value = blocks.network_trace()
     layers = {name: blocks.layer_trace(name) for name in blocks.problem.layers}
-    samples = {"hessian_trace": blocks.sums.sample_traces} if blocks.exact and blocks.sums is not None else {}
-    return Result(value, {"hessian_trace": layers}, samples=samples)
+    traces = {"hessian_trace": blocks.sums.sample_traces} if blocks.exact and blocks.sums is not None else {}
+    if samples and not traces:
+        found = blocks.sample_traces(FEWEST_SAMPLE_PROBES)
+        traces = {"hessian_trace_estimate": found.value, "hessian_trace_stderr": found.stderr}
+    return Result(value, {"hessian_trace": layers}, samples=traces)
 
 
 @declare(

@@ -29,7 +29,7 @@ from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 Kind = Literal["entries", "rows", "columns", "whole", "transposed"]
 KINDS: tuple[Kind, ...] = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
-FIRST_PROBES = 16  # before anybody looks at errors
+FIRST_PROBES = 6  # before anybody looks at errors
 TOGETHER = 64  # unit vectors that do
 UNIT_PRODUCTS = "writing the remainder out"
 # Probes that share a sweep, and the fewest whose spread is an error, where the time may not be enough for a block.
@@ -332,7 +332,8 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     problem.spent["hessian product"] += probes
     problem.spent["ggn product"] += probes
     mean = total / probes
-    spread = (squares / probes - mean.square()).clamp(min=0) / max(probes - 1, 1)
+    # As large as what it is divided into has a mean square of 1 by, as in Running.
+    spread = (squares / probes - mean.square()).clamp(min=0) / (probes - 3 if probes > 3 else max(probes - 1, 1))
     stderr = spread.sqrt() if probes > 1 else torch.full_like(mean, math.inf)
     half_means = halves / torch.tensor([[(probes + 1) // 2], [max(probes // 2, 1)]])
     return SampleRemainders(mean, stderr, half_means)

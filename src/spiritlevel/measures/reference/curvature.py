@@ -11,7 +11,7 @@ from spiritlevel.inputs.weight_matrices import as_matrix
 from spiritlevel.measures.reference.dense import Dense
 
 
-def hessian_trace(dense: Dense) -> float:
+def hessian_trace(dense: Dense, **_: object) -> float:
     """Sum of the dense Hessian's diagonal."""
     return float(dense.hessian.trace())
 
