@@ -3,7 +3,6 @@
     pip install "spiritlevel[hf]"
     python examples/tiny_gpt.py --folder tiny-gpt
 
-With --width 768 --layers 12 --heads 12 --vocabulary 50257 --device cuda it is a GPT-2 of 124 million parameters.
 The text is the source of the standard library of the Python that runs this, so nothing is fetched. What is left in the
 folder is what ``save_pretrained`` writes (network and tokenizer), and ``held-out.jsonl`` with text that was not trained
 on. The command to measure the network comes last.
@@ -63,7 +62,6 @@ def train(model: GPT2LMHeadModel, tokens: torch.Tensor, options: argparse.Namesp
     for step in range(options.steps):
         starts = torch.randint(len(tokens) - options.length, (options.batch,), generator=generator)
         block = torch.stack([tokens[start : start + options.length] for start in starts.tolist()])
-        block = block.to(options.device)
         loss = model(input_ids=block, labels=block).loss
         optimizer.zero_grad()
         loss.backward()
@@ -82,13 +80,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1024)
     parser.add_argument("--length", type=int, default=128, help="tokens in a sequence")
     parser.add_argument("--batch", type=int, default=16, help="sequences in a step")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu", help="cuda trains on a GPU, where a larger one is no trouble")
     options = parser.parse_args()
 
     texts = standard_library()
@@ -101,9 +97,9 @@ def main() -> None:
     end = tokenizer.token_to_id(END)
     config = GPT2Config(
         vocab_size=tokenizer.get_vocab_size(), n_positions=options.length, n_embd=options.width,
-        n_layer=options.layers, n_head=options.heads, bos_token_id=end, eos_token_id=end, **none,
+        n_layer=options.layers, n_head=4, bos_token_id=end, eos_token_id=end, **none,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config).to(options.device)
+    model = GPT2LMHeadModel(config)
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{count:,} parameters, {len(tokens):,} tokens of {len(training)} files", flush=True)
     train(model, tokens, options)

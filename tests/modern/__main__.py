@@ -1,4 +1,8 @@
-"""Measure the zoo: python -m tests.modern [--only NAME …] [--samples 1000] [--seeds K] [--json FILE]."""
+"""Measure the zoo: python -m tests.modern [--only NAME …] [--samples 1000] [--seeds K] [--cover K] [--json FILE].
+
+A gradient pass is the median CPU time of one forward and backward pass over the same samples, in the batches that the
+measurement takes, on one thread; every sample's Hessian trace is part of what is measured.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 
 import torch
 
+from tests.modern.coverage import coverage
 from tests.modern.measured import Measured, measured
+from tests.modern.page import page_of
 from tests.modern.verdict import COVERED, Verdict
 from tests.modern.zoo import NETWORKS
 
@@ -19,22 +25,32 @@ MOST, MEDIAN = 150, 60  # gradient passes that the default group may take on a n
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(NETWORKS), metavar="NAME", help=", ".join(NETWORKS))
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=1, help="measurements of every network, with seeds 0, 1, …")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "spiritlevel-modern")
+    parser.add_argument("--cover", type=int, default=0, metavar="K", help="seeds on few samples, for coverage")
+    parser.add_argument("--page", type=Path, help="where the record goes as a page")
     parser.add_argument("--json", type=Path, help="where the record goes")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
+    found, records = [], []
     for name in given.only or NETWORKS:
         found.append(measured(NETWORKS[name], given.samples, given.seeds, given.dtype, given.cache))
         print("\n".join(lines_of(found[-1])), flush=True)
+        records.append(record_of(found[-1]))
+        if given.cover:
+            covered = coverage(NETWORKS[name], given.cover, cache=given.cache).summary
+            records[-1]["coverage"] = covered
+            told = ", ".join(f"{what} {one['covered']:.0%} of {one['count']}" for what, one in covered.items())
+            print(f"    covered over {given.cover} seeds: {told}", flush=True)
     print("\n".join(summary_of(found)))
     if given.json is not None:
-        given.json.write_text(json.dumps([record_of(one) for one in found], indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    if given.page is not None:
+        given.page.write_text(page_of(records), encoding="utf-8")
     return int(any(one.wrong or one.refused for one in found))
 
 
@@ -45,11 +61,8 @@ def lines_of(one: Measured) -> list[str]:
     if one.refused:
         return [f"{head}  refused: {one.refused}"]
     spent = ", ".join(f"{number:.0f} {kind}" for kind, number in one.spent[0].items())
-    passes, of_samples = statistics.median(one.passes), statistics.median(one.sample_passes)
-    lines = [
-        f"{head}  {passes:,.0f} passes (samples' traces {of_samples:,.0f};"
-        f" gradient {one.gradient * 1e3:.2f} ms; counted {spent})"
-    ]
+    passes = statistics.median(one.passes)
+    lines = [f"{head}  {passes:,.0f} passes (gradient {one.gradient * 1e3:.2f} ms; counted {spent})"]
     lines += [_line(verdict) for verdict in one.verdicts[0]]
     layers, samples = _spread(list(one.layers[0].values())), _spread(one.sample_traces[0])
     lines.append(f"    {'layers’ traces':24} {layers};  samples’ traces {samples}")
@@ -92,7 +105,8 @@ def summary_of(found: list[Measured]) -> list[str]:
             lines.append(f"{name:24} {len(zs):5} estimates, {covered:.1%} within {COVERED}, at most {furthest:.1f}")
     costs = {one.name: statistics.median(one.passes) for one in ran}
     above = [name for name, cost in costs.items() if cost > MOST]
-    lines.append(f"median {statistics.median(costs.values()):,.0f} gradient passes (asked for: {MEDIAN})")
+    median = statistics.median(costs.values())
+    lines.append(f"median {median:,.0f} gradient passes, samples' traces included (asked for: {MEDIAN})")
     lines.append(f"above {MOST}: {len(above)} of {len(costs)}" + (f": {', '.join(above)}" if above else ""))
     lines.append(f"wrong: {sum(len(one.wrong) for one in found)}; refused: {sum(bool(one.refused) for one in found)}")
     return lines

@@ -285,13 +285,9 @@ class Blocks:
         exact = self.sums.exact
         how: How = "exact" if exact else "estimated"
         value = float(folds.mean())
-        return Estimate(
-            value=value,
-            stderr=self._error(how, value, self.sketch_error(self.problem.parameters)),
-            stderr_data=self._data_error() if exact else None,
-            how=how,
-            samples=self.problem.survey.count,
-        )
+        error = self._error(how, value, self.sketch_error(self.problem.parameters))
+        over_data = self._data_error() if exact else None
+        return Estimate(value, error, over_data, how=how, samples=self.problem.survey.count)
 
     def layer_trace(self, layer: str) -> Estimate:
         """Return the trace of one layer's block, all of its parameters together."""
@@ -395,8 +391,7 @@ class Blocks:
             parts += [] if by_operations is None else [by_operations]
             others = self.remainder.others.names
             if others and probes not in self._of_samples:
-                found = sample_trace_remainders(self.problem, others, probes=probes, seed=self.seed)
-                self._of_samples[probes] = found
+                self._of_samples[probes] = sample_trace_remainders(self.problem, others, probes=probes, seed=self.seed)
             parts += [self._of_samples[probes]] if others else []
         for part in parts:
             value, stderr = value + part.mean, (stderr.square() + part.stderr.square()).sqrt()
