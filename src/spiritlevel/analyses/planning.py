@@ -97,7 +97,7 @@ def plan(
         least, most = least - (1 - LEAST_OF_SEARCH) * searched, most + (MOST_OF_SEARCH - 1) * searched
         if "blocks" in own.needs and "blocks" not in shared:
             sampling = plan_sampling(problem, wants)
-            least, most = least + sampling.first_looks, most + sampling.first_looks + sampling.most
+            least, most = least + _passes(sampling.least), most + _passes(sampling.most)
             sweeps = {
                 kind: sweeps.get(kind, 0.0) + sampling.usual.get(kind, 0.0)
                 for kind in WEIGHT

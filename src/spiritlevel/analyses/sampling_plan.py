@@ -17,23 +17,35 @@ USUAL_GROWTH = 1.5
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Sweeps that sampling takes where its first looks are enough, usually, and at most in gradients."""
+    """How often sampling sweeps where its first looks are enough, usually, and at most."""
 
     draws: float = 0.0  # of curved operations, two columns each
     probes: float = 0.0  # of parameters, a product with H and one with G each
-    most: float = 0.0  # gradients' worth beyond the first looks
+    most_draws: float = 0.0  # beyond the first looks; where there are probes too, the budget is either's
+    most_probes: float = 0.0
 
     @property
-    def first_looks(self) -> float:
-        """Gradients' worth that is sampled whatever the errors are."""
-        return DRAW_COST * self.draws + PROBE_COST * self.probes
+    def least(self) -> dict[str, float]:
+        """Sweeps by kind that are made whatever the errors are."""
+        return self._sweeps(self.draws, self.probes)
 
     @property
     def usual(self) -> dict[str, float]:
         """The usual number of sweeps by kind."""
-        growth = 1 + min(USUAL_GROWTH - 1, self.most / self.first_looks) if self.first_looks else 0.0
-        found = {"forward": 1.0 if self.draws else 0.0, "column": 2 * growth * self.draws}
-        return found | {"product": 2 * growth * self.probes}
+        half = USUAL_GROWTH - 1
+        draws, probes = min(half * self.draws, self.most_draws), min(half * self.probes, self.most_probes)
+        return self._sweeps(self.draws + draws, self.probes + probes)
+
+    @property
+    def most(self) -> dict[str, float]:
+        """Sweeps by kind where the whole budget is spent."""
+        # A probe takes more time than a draw of the same cost.
+        draws = 0.0 if self.most_probes else self.most_draws
+        return self._sweeps(self.draws + draws, self.probes + self.most_probes)
+
+    @staticmethod
+    def _sweeps(draws: float, probes: float) -> dict[str, float]:
+        return {"forward": 1.0 if draws else 0.0, "column": 2 * draws, "product": 2 * probes}
 
 
 def plan_sampling(problem: OpenProblem, wants: frozenset[str]) -> SamplingPlan:
@@ -47,7 +59,7 @@ def plan_sampling(problem: OpenProblem, wants: frozenset[str]) -> SamplingPlan:
             return SamplingPlan()
     sketched = blocks.sums is not None and not blocks.sums.exact_columns
     if remainder is None:
-        return SamplingPlan(most=BUDGET if sketched else 0.0)
+        return SamplingPlan(most_draws=BUDGET / DRAW_COST if sketched else 0.0)
     draws = 0
     if remainder.operations.rules:
         draws = FIRST_DRAWS_OF_PARTS if remainder.operations.wants else FIRST_DRAWS
@@ -57,5 +69,10 @@ def plan_sampling(problem: OpenProblem, wants: frozenset[str]) -> SamplingPlan:
         # As many probes as there are parameters are unit vectors, which serve all kinds.
         probes = min(FIRST_PROBES * others.kinds, others.size) + weights
     written_out = bool(others.names) and FIRST_PROBES * others.kinds >= others.size
-    more = draws or sketched or (others.names and not written_out)
-    return SamplingPlan(draws, probes, BUDGET if more else 0.0)
+    more_probes = bool(others.names) and not written_out
+    return SamplingPlan(
+        draws,
+        probes,
+        most_draws=BUDGET / DRAW_COST * (bool(draws) + sketched),  # sketches have a budget of their own
+        most_probes=BUDGET / PROBE_COST if more_probes else 0.0,
+    )
