@@ -14,6 +14,7 @@ from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.blocks import TOLERANCE, Blocks
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
+from spiritlevel.engine.remainder import FIRST_DRAWS_OF_PARTS
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
@@ -269,7 +270,7 @@ def test_a_spent_budget_is_said() -> None:
     assert not blocks.improve(blocks.network_trace())
     trace = blocks.judged(blocks.network_trace())
     assert trace.status == "budget_spent"
-    assert "after 8 draws" in trace.reason
+    assert f"after {FIRST_DRAWS_OF_PARTS} draws" in trace.reason
     assert abs(trace.value - float(dense.hessian.trace())) < 6 * trace.stderr
 
 
