@@ -16,9 +16,8 @@ from tests.cli.material import MODULE, Ran, Run
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a user's module in it, as the current directory; imports from it are forgotten afterwards."""
-    (tmp_path / "mine.py").write_text(textwrap.dedent(MODULE), encoding="utf-8")
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder as the current directory; imports of ``mine.py`` from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
@@ -26,6 +25,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - modules:
         if name == "mine" or name.startswith("_spiritlevel_user_"):
             del sys.modules[name]
+
+
+@pytest.fixture
+def here(own_folder: Path) -> Path:
+    """A folder with a user's module in it."""
+    (own_folder / "mine.py").write_text(textwrap.dedent(MODULE), encoding="utf-8")
+    return own_folder
 
 
 @pytest.fixture

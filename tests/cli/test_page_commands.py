@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from spiritlevel.cli import main
-from tests.cli.material import MODULE
 
 COMMANDS = {
     "one network": "measure NET a.pt DATA:pair --measures normalized_sharpness --set normalized_sharpness.lam=2",
@@ -30,9 +29,7 @@ def _shown(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_the_command_on_a_page_makes_the_page_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(MODULE, encoding="utf-8")
+def test_the_command_on_a_page_makes_the_page_again(kind: str, here: Path) -> None:
     for seed, name in enumerate(["a.pt", "b.pt"]):
         torch.manual_seed(seed)
         shapes = {"hidden.weight": (6, 4), "hidden.bias": (6,), "head.weight": (3, 6), "head.bias": (3,)}

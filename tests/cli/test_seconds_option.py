@@ -31,9 +31,8 @@ COMMAND = ("measure", "mine.py:Net", "--data", "mine.py:data")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(NET)
+def run(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    (own_folder / "mine.py").write_text(NET)
 
     def call(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -46,7 +46,7 @@ class MeasureRun:
     def result(self) -> Result:
         """What is known: the value with its errors and its status, or why there is none."""
         if self._refused is not None or self._found is None:
-            return Result(self._refused or not_applicable("it was not measured"))
+            return Result(self._refused or not_applicable("it was interrupted before this was measured"))
         result = self._found
         if "blocks" in self.measure.needs:
             result = self.bench.blocks.judged_result(result)

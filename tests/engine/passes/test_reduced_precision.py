@@ -289,7 +289,10 @@ def test_a_finer_tolerance_allows_less() -> None:
 
 
 def test_what_is_no_precision_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"precision must be float32, tf32 or bfloat16, not 'float16'; all but"):
+    with pytest.raises(
+        UsageError,
+        match=r"precision must be float32, tf32 or bfloat16, not 'float16'; it is that of Gauss–Newton sums alone",
+    ):
         made("conv", "float16")
     with pytest.raises(UsageError, match="the model is measured in float64, which is asked for where float32"):
         made("conv", "tf32", dtype="float64")
