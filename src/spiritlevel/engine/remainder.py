@@ -20,7 +20,7 @@ from spiritlevel.inputs.open_problem import OpenProblem
 # processor: every form is added up from a draw, and where batches are small each step has its own cost.
 DRAW_COST, PROBE_COST = 2.8, 2.8
 # Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
-FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 6
+FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
 IGNORED = 0.1  # share of a variance that is not worth sampling for
 

@@ -29,7 +29,8 @@ from spiritlevel.inputs.weight_matrices import as_matrix, from_matrix
 Kind = Literal["entries", "rows", "columns", "whole", "transposed"]
 KINDS: tuple[Kind, ...] = ("entries", "rows", "columns", "whole", "transposed")
 BLOCK = 16  # probes that share one sweep
-FIRST_PROBES = 6  # before anybody looks at errors
+# Before anybody looks at errors: of fewer, all may agree by chance where a row of R has one large entry.
+FIRST_PROBES = 16
 TOGETHER = 64  # unit vectors that do
 UNIT_PRODUCTS = "writing the remainder out"
 # Probes that share a sweep, and the fewest whose spread is an error, where the time may not be enough for a block.
