@@ -1,7 +1,8 @@
 """Networks of the size people train: ``python -m benchmarks.large_models --out FILE.json [--only NAME …]``.
 
-Every network is trained for a moment, then measured row by row in processes of its own, each row within a share of the
-time; what failed, did not fit or took too long is a row with its sentence.  The record is written after every row.
+Every network is trained for a moment, all at the same time, then measured row by row in processes of its own, one after
+the other, each row within a share of the time; what failed, did not fit or took too long is a row with its sentence.
+The record is written after every row.
 """
 
 from __future__ import annotations
@@ -37,25 +38,32 @@ class Worker:
         )
         self.answer = Path(self.log.name).with_suffix(".json")
         self.used = False
+        self.seconds = self.limit = 0.0
 
     def do(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return a row's facts; where the process dies or hangs, those it had written, with a sentence."""
+        self.begin(job, seconds)
+        return self.facts()
+
+    def begin(self, job: dict[str, Any], seconds: float) -> None:
+        """Let it begin a row, whose facts are to be asked for."""
         for file in (self.answer, self.answer.with_suffix(".partial")):
             file.unlink(missing_ok=True)
         start_up = 0.0 if self.used else START_UP  # it may still be loading its libraries
-        self.used = True
-        limit = time.monotonic() + seconds + GRACE + start_up
-        try:
+        self.used, self.seconds = True, seconds
+        self.limit = time.monotonic() + seconds + GRACE + start_up
+        with contextlib.suppress(OSError):  # where the process is gone, asking for the facts says so
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps({**job, "seconds": seconds, "answer": str(self.answer)}) + "\n")
             self.process.stdin.flush()
-        except OSError as error:
-            return self._lost(f"its process was gone: {error}")
+
+    def facts(self) -> dict[str, Any]:
+        """Wait for the row that was begun, and return its facts."""
         while not self.answer.exists():
             if self.process.poll() is not None and not self.answer.exists():
                 return self._lost(f"its process ended with {self.process.returncode}")
-            if time.monotonic() > limit:
-                return self._lost(f"ended by force, as it did not stop when its {seconds:.0f} s were spent")
+            if time.monotonic() > self.limit:
+                return self._lost(f"ended by force, as it did not stop when its {self.seconds:.0f} s were spent")
             time.sleep(0.02)
         return json.loads(self.answer.read_text(encoding="utf-8"))
 
@@ -96,6 +104,7 @@ class Run:
         self.record = self._begun()
         self.workers: list[Worker] = []
         self.spare: Worker | None = None
+        self.prepared: dict[str, tuple[Worker, dict[str, Any]]] = {}  # by network: the process that has it, the facts
 
     def left(self) -> float:
         """Return the seconds that are left of the run's."""
@@ -104,8 +113,8 @@ class Run:
     def all_networks(self) -> None:
         """Do every network's rows; each gets an equal part of what is left."""
         names = self.asked.only
-        self.spare = self._new()
         try:
+            self._prepare_together(names)
             for place, name in enumerate(names):
                 if self.left() < self.asked.least:
                     why = f"the run's {self.asked.budget:.0f} s were spent"
@@ -117,6 +126,17 @@ class Run:
         finally:
             for worker in self.workers:
                 worker.end(by_force=True)
+
+    def _prepare_together(self, names: list[str]) -> None:
+        """Load and train all networks at the same time, in the processes that measure them: nothing is timed by then."""
+        training = TRAINING * self.left()
+        limit = min(training + PREPARING, max(self.asked.least, self.left()))
+        for name in names:
+            worker = self._new()
+            worker.begin({"network": name, "row": "prepare", "training_seconds": training}, limit)
+            self.prepared[name] = worker, {}
+        for name, (worker, _) in self.prepared.items():
+            self.prepared[name] = worker, worker.facts()
 
     def _worker(self, more_to_come: bool) -> Worker:
         """Return a process that has begun to load, and let the next one begin."""
@@ -139,10 +159,7 @@ class Run:
             worker: Worker | None = None
             for row in rows:
                 if worker is None or not worker.alive:
-                    worker = self._worker(more_to_come=not last or group is not groups[-1])
-                    training = TRAINING * seconds
-                    job = {"network": name, "row": "prepare", "training_seconds": training}
-                    facts = worker.do(job, min(training + PREPARING, max(self.asked.least, self.left())))
+                    worker, facts = self.prepared.pop(name, None) or self._again(name, not last or group is OURS)
                     self._described(entry, facts)
                     entry = self._entry(entry)
                     if "failed" in facts or "stopped" in facts:
@@ -164,6 +181,12 @@ class Run:
                 worker.end()
         entry["seconds"] = seconds - (end - time.monotonic())
         self._save()
+
+    def _again(self, name: str, more_to_come: bool) -> tuple[Worker, dict[str, Any]]:
+        """Return another process with the network, from its checkpoint."""
+        worker = self._worker(more_to_come)
+        limit = min(PREPARING, max(self.asked.least, self.left()))
+        return worker, worker.do({"network": name, "row": "prepare", "training_seconds": 0.0}, limit)
 
     def _described(self, entry: dict[str, Any], facts: dict[str, Any]) -> None:
         if entry.get("training"):  # a second process loads what the first one trained
