@@ -128,7 +128,7 @@ class Run:
                 worker.end(by_force=True)
 
     def _prepare_together(self, names: list[str]) -> None:
-        """Load and train all networks at the same time, in the processes that measure them: nothing is timed by then."""
+        """Load and train all networks at the same time, in the processes that measure them; nothing is timed yet."""
         training = TRAINING * self.left()
         limit = min(training + PREPARING, max(self.asked.least, self.left()))
         for name in names:
