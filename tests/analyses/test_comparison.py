@@ -277,11 +277,15 @@ def test_networks_without_symmetries_are_compared_without_promises() -> None:
 def test_a_sampled_trace_is_reversed_by_measuring_too() -> None:
     """BatchNorm in training mode couples samples, so the trace is sampled and no closed form proposes the factor."""
     torch.manual_seed(0)
-    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    x, y = torch.randn(40, 8), torch.arange(40) % 2
     problems = {}
-    for label, width in (("a", 3), ("b", 8)):
-        model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+    for label, width in (("a", 16), ("b", 64)):
+        model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+        with torch.no_grad():  # the outputs stay, and most of the trace is the last layer's, known well from few probes
+            model[0].weight.mul_(10)
         problems[label] = opened(model, (x, y), mode="train")
+    with torch.no_grad():  # which keeps the outputs, and makes the second clearly sharper, whatever the draws say
+        problems["b"].model[0].weight.mul_(0.1)
     row = sl.compare(problems, ["hessian_trace"]).rows["hessian_trace"]
     assert row.flattest is not None
     assert row.contrasts[0].over_samples == "none"

@@ -64,11 +64,10 @@ def plan_sampling(problem: OpenProblem, wants: frozenset[str]) -> SamplingPlan:
     if remainder.operations.rules:
         draws = FIRST_DRAWS_OF_PARTS if remainder.operations.wants else FIRST_DRAWS
     others, probes = remainder.others, 0
+    written_out = bool(others.names) and others.writes_out(FIRST_PROBES)
     if others.names:
         weights = len(others.names_for("whole")) if "whole" in wants else 0
-        # As many probes as there are parameters are unit vectors, which serve all kinds.
-        probes = min(FIRST_PROBES * others.kinds, others.size) + weights
-    written_out = bool(others.names) and FIRST_PROBES * others.kinds >= others.size
+        probes = (others.size if written_out else FIRST_PROBES * others.kinds) + weights
     more_probes = bool(others.names) and not written_out
     return SamplingPlan(
         draws,

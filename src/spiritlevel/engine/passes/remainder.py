@@ -32,6 +32,8 @@ BLOCK = 16  # probes that share one sweep
 # Before anybody looks at errors: of fewer, all may agree by chance where a row of R has one large entry.
 FIRST_PROBES = 16
 TOGETHER = 64  # unit vectors that do
+# Parameters of which H itself is written out: without a Gauss–Newton part to take away, more probes would not do.
+WRITTEN_OUT = 128
 UNIT_PRODUCTS = "writing the remainder out"
 # Probes that share a sweep, and the fewest whose spread is an error, where the time may not be enough for a block.
 BLOCK_IN_TIME, FEWEST_PROBES = 4, 4
@@ -77,12 +79,16 @@ class ParameterSampling:
         """Whether nothing is left to sample."""
         return self._block is not None
 
+    def writes_out(self, probes: int) -> bool:
+        """Whether so many probes of each kind are as many as the unit vectors that serve all kinds, or no use."""
+        return max(probes * self.kinds, WRITTEN_OUT if self.of == "hessian" else 0) >= self.size
+
     def more(self, kind: Kind, probes: int) -> None:
         """Add probes of one kind; where they would come to as many as there are parameters, write the block out."""
         shapes = ProbeShapes(self.problem, self.names_for(kind), kind)
         known = self.forms.get(kind)
         # One block serves all kinds.
-        many = ((0 if known is None else known.probes) + probes) * self.kinds >= self.size
+        many = self.writes_out((0 if known is None else known.probes) + probes)
         in_time = self.problem.fitting(UNIT_PRODUCTS) >= self.size
         if kind != "whole" and self._block is None and many and in_time and not path_of(self.problem).differences:
             self._block = self._unit_products()
