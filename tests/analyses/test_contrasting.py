@@ -21,7 +21,7 @@ from spiritlevel.results.compared import Comparison
 from spiritlevel.results.contrasts import Contrast
 from spiritlevel.results.terminal import as_text
 from spiritlevel.values.estimate import Estimate
-from spiritlevel.values.statistics import Interval
+from spiritlevel.values.statistics import NORMAL_95, Interval, normal_reach
 from tests.analyses.made_reports import made
 
 NAME = "hessian_trace"
@@ -145,7 +145,7 @@ def test_a_contrast_seen_from_the_other_side_says_the_same() -> None:
         assert other.seen_from("A").interval.value == pytest.approx(contrast.interval.value)
 
 
-def test_pairs_of_many_networks_are_those_of_two() -> None:
+def test_pairs_of_many_networks_are_those_of_two_stretched_to_hold_together() -> None:
     rng = np.random.default_rng(3)
     hard = rng.exponential(size=300)
     reports: dict[str, Report] = {}
@@ -159,7 +159,35 @@ def test_pairs_of_many_networks_are_those_of_two() -> None:
         pair = {label: reports[label] for label in (contrast.first, contrast.second)}
         (alone,) = contrasts_of(NAME, pair, "larger")
         assert alone.over_samples == contrast.over_samples == "paired"
-        assert alone.interval.low == pytest.approx(contrast.interval.low, rel=1e-9)
+        own, stretched = (
+            [math.log(end / each.interval.value) for end in (each.interval.low, each.interval.high)]
+            for each in (alone, contrast)
+        )
+        assert stretched == pytest.approx([end * normal_reach(6) / NORMAL_95 for end in own], rel=1e-6)
+
+
+@pytest.mark.parametrize("groups", [0, 10])
+def test_of_equal_networks_no_pair_is_told_apart_as_often_as_is_said(groups: int) -> None:
+    rng = np.random.default_rng(5)
+    trials, networks, wrong, wrong_alone = 400, 8, 0, 0
+    for _ in range(trials):
+        reports, by_group = {}, {}
+        for place in range(networks):
+            values = 1 + 0.1 * rng.standard_normal(max(groups, 1))
+            stderr = 0.0 if groups else 0.1
+            reports[str(place)] = made("", {NAME: estimate(float(values.mean()), stderr)})
+            by_group[str(place)] = [made("", {NAME: Estimate(float(each))}) for each in values]
+        every = contrasts_of(NAME, reports, "larger", groups=by_group if groups else None)
+        assert all(each.over_samples == ("grouped" if groups else "none") for each in every)
+        wrong += any(each.decided for each in every)
+        for each in every:
+            both = (each.first, each.second)
+            pair = ({label: reports[label] for label in both}, {label: by_group[label] for label in both})
+            if contrasts_of(NAME, pair[0], "larger", groups=pair[1] if groups else None)[0].decided:
+                wrong_alone += 1
+                break
+    assert wrong / trials <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
+    assert wrong_alone / trials > 0.25, "pairs that take 5% each are wrong together far more often"
 
 
 @pytest.mark.parametrize("errors", [(0.05, 0.05), (0.2, 0.2), (0.1, 0.45), (0.45, 0.1), (0.35, 0.35), (0.6, 0.6)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -21,6 +23,19 @@ NORMAL_95 = 1.959963984540054
 MOST_DRAWS, FEWEST_DRAWS = 2000, 400
 NUMBERS_AT_ONCE = 4_000_000
 NUMBERS_IN_ALL = 40_000_000
+
+
+def tail_of(pairs: int = 1) -> float:
+    """Return the probability beyond each end of an interval, so that the 95% hold for so many pairs at once.
+
+    Bonferroni's bound asks nothing of how the pairs depend on each other, and every pair shares a network with others.
+    """
+    return 0.025 / max(pairs, 1)
+
+
+def normal_reach(pairs: int = 1) -> float:
+    """Return how many standard errors a 95% interval reaches that holds for so many pairs at once; 1.96 for one."""
+    return NORMAL_95 if pairs <= 1 else -NormalDist().inv_cdf(tail_of(pairs))
 
 
 def mean(values: Vector, weights: Vector) -> Vector:
@@ -93,6 +108,11 @@ class Interval:
         above = math.hypot(self.high - self.value, NORMAL_95 * stderr) + residual
         return Interval(self.value, self.value - below, self.value + above)
 
+    def stretched(self, times: float) -> Interval:
+        """Return the interval with both ends so many times as far from the value."""
+        ends = (self.value + times * (end - self.value) for end in (self.low, self.high))
+        return Interval(self.value, *ends)
+
     def excludes(self, point: float) -> bool:
         """Whether the whole interval lies on one side of a point."""
         return self.low > point or self.high < point
@@ -109,6 +129,11 @@ class PairedIntervals:
 
     difference: Interval
     log_ratio: Interval | None
+
+    def stretched(self, times: float) -> PairedIntervals:
+        """Return the intervals with all ends so many times as far from their values."""
+        ratio = None if self.log_ratio is None else self.log_ratio.stretched(times)
+        return PairedIntervals(self.difference.stretched(times), ratio)
 
 
 def point(a: float, b: float) -> PairedIntervals:
@@ -189,14 +214,15 @@ def _bootstrap(stack: Vector, weights: Vector, statistic: Statistic, seed: int) 
     return np.concatenate(found, 1)
 
 
-def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLike) -> PairedIntervals | None:
+def grouped_intervals(
+    a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLike, *, pairs: int = 1
+) -> PairedIntervals | None:
     """Return 95% intervals of b − a and log(b/a) from both measured on the same disjoint groups of samples.
 
     The intervals are centred at the values on all samples; their width is that of Student's t for the mean over groups.
+    They hold for so many ``pairs`` at once.
     None where fewer than three groups have both values.
     """
-    from scipy import stats
-
     first, second = np.asarray(groups_a, dtype=np.float64), np.asarray(groups_b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1:
         raise UsageError(f"groups must come in pairs; found shapes {first.shape} and {second.shape}")
@@ -205,7 +231,7 @@ def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLi
     count = len(first)
     if count < 3:
         return None
-    times = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)
+    times = _student_reach(count, pairs) / math.sqrt(count)
 
     def around(value: float, groups: Vector) -> Interval:
         reach = times * float(groups.std(ddof=1))
@@ -217,6 +243,13 @@ def grouped_intervals(a: float, b: float, groups_a: ArrayLike, groups_b: ArrayLi
         around(b - a, second - first),
         around(ratio, np.log(second / first)) if ratio is not None and one_sign else None,
     )
+
+
+@lru_cache
+def _student_reach(count: int, pairs: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.isf(tail_of(pairs), count - 1))
 
 
 def _percentiles(value: float, draws: Vector) -> Interval:
