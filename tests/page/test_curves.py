@@ -38,7 +38,9 @@ def test_two_runs_are_two_lines_with_all_their_points() -> None:
             assert own == sorted(own)
             assert len(set(own)) == 6
     drawn = figures["curve_of_measure_hessian_trace"].draw(LIGHT).to_dict()
-    assert all(layer["encoding"]["color"]["field"] == "run" for layer in drawn["layer"][:3])
+    assert all(row["series"] == row["run"] for row in rows)
+    assert all(layer["encoding"]["color"]["field"] == "series" for layer in drawn["layer"][:3])
+    assert drawn["layer"][0]["encoding"]["detail"]["field"] == "run", "runs of one colour are lines of their own"
 
 
 def test_files_of_one_folder_are_one_run_and_files_of_many_none() -> None:

@@ -15,6 +15,7 @@ from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import (
     STATISTICS,
     Interval,
+    Quantile,
     grouped_intervals,
     mean,
     paired_intervals,
@@ -159,3 +160,17 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
         spearman += found.low <= truth <= found.high
     assert 0.91 <= ratio / trials <= 0.98
     assert 0.91 <= spearman / trials <= 0.98
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, 0.5, 0.93, 1.0])
+def test_quantiles_of_draws_are_those_of_the_samples_drawn(level: float) -> None:
+    rng = np.random.default_rng(4)
+    own = Quantile(level)
+    # Of equal values with unequal weights the order is anyone's, and with it where between its neighbours each stands.
+    for values, weights in (
+        (rng.standard_normal(23), rng.uniform(0.1, 3, 23)),
+        (rng.integers(0, 4, 23).astype(float), np.ones(23)),
+    ):
+        index = rng.integers(23, size=(300, 23))
+        times = np.stack([np.bincount(row, minlength=23) for row in index])
+        assert own.of_draws(values, weights, times) == pytest.approx(own(values[index], weights[index]), abs=1e-12)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.analyses.answering import answer_of_many
 from spiritlevel.analyses.auditing import Strengths
 from spiritlevel.analyses.comparable import Networks, declared_for, labelled, refuse_different, refuse_different_data
 from spiritlevel.analyses.contrasting import contrasts_of
@@ -26,7 +27,7 @@ from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.measures.registry import select, words_of
+from spiritlevel.measures.registry import DEFAULT, select, words_of
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast, largest_of
@@ -158,7 +159,7 @@ def assemble(
     notes += _untold(reports)
     if check is not None:
         notes += check.notes
-    return Comparison(
+    found = Comparison(
         reports=dict(reports),
         rows=rows,
         reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=away),
@@ -169,6 +170,14 @@ def assemble(
         margins=margins,
         test=test or {},
     )
+    return replace(found, answer=_answer(found, measures)) if len(labels) > 2 else found
+
+
+def _answer(found: Comparison, measures: Mapping[str, Measure]) -> list[str]:
+    """Return which of several networks is flattest by the default measures, or where none of them is there by all."""
+    rankings = {name: ranking for name, ranking in found.rankings.items() if name in DEFAULT} or found.rankings
+    words = {name: measures[name].words if name in measures else words_of(name, found.rows[name].title) for name in rankings}
+    return answer_of_many(found.reports, rankings, words, found.runs, found.test)
 
 
 def _flat(settings: MeasureSettings) -> dict[str, Any]:

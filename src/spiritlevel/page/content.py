@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from spiritlevel.results import Report
 from spiritlevel.results.cost import ResultCost
+from spiritlevel.results.runs import Runs, runs_of
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.values.errors import UsageError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 PageKind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
 MOST_ONE_BY_ONE = 4
+FEWEST_RANKED = 3
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -68,6 +71,7 @@ class PageContent:
     studies: tuple[StudyRecord, ...] = ()
     learning_rate: float | None = None
     failures: Mapping[str, str] = field(default_factory=dict)  # networks that could not be measured, and why
+    beside: Comparison | None = None  # what the values of reports on the same samples say of each other
 
     @property
     def kind(self) -> PageKind:
@@ -85,6 +89,18 @@ class PageContent:
         if self.studies:
             return "study"
         raise UsageError("there is nothing to make a page of; give a report, a comparison, an audit or a spectrum")
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Which runs the networks are of, and where in them."""
+        return runs_of(self.reports)
+
+    @property
+    def ranked(self) -> Comparison | None:
+        """The networks held against each other, where they are too many to stand side by side."""
+        if self.comparison is not None:
+            return self.comparison if len(self.reports) > MOST_ONE_BY_ONE else None
+        return self.beside
 
     @property
     def several(self) -> bool:
@@ -124,9 +140,14 @@ class PageContent:
 
     @property
     def shown(self) -> dict[str, Report]:
-        """The networks that are shown one by one: all of a few, of many the first and the last."""
-        if self.kind == "reports" and len(self.reports) > MOST_ONE_BY_ONE:
-            labels = list(self.reports)
+        """The networks that are shown one by one: all of a few, of many the first and the last.
+
+        That is in training where they are of one run, else by the first measure that ranks them.
+        """
+        if self.kind in ("reports", "comparison") and len(self.reports) > MOST_ONE_BY_ONE:
+            one_run = self.runs.in_training and not self.runs.several
+            rankings = {} if self.ranked is None or one_run else self.ranked.rankings
+            labels = next((ranking.order for ranking in rankings.values()), tuple(self.reports))
             return {label: self.reports[label] for label in (labels[0], labels[-1])}
         return dict(self.reports)
 
@@ -159,7 +180,21 @@ def of_reports(
         labelled = dict(zip(distinct_labels([report.header.label for report in found]), found))
     if not labelled:
         raise UsageError("there is no report to make a page of; give at least one")
-    return PageContent(labelled, learning_rate=rate_of(labelled.values(), learning_rate))
+    rate = rate_of(labelled.values(), learning_rate)
+    return PageContent(labelled, learning_rate=rate, beside=_beside(labelled))
+
+
+def _beside(reports: Mapping[str, Report]) -> Comparison | None:
+    """Return what several reports say of each other, None where they are few or were measured differently."""
+    heads = [report.header for report in reports.values()]
+    same = len({(head.fingerprint, head.loss_name, head.mode) for head in heads}) == 1 and heads[0].fingerprint
+    shared = set.intersection(*(set(report) for report in reports.values()))
+    if len(reports) < FEWEST_RANKED or not same or not shared:
+        return None
+    from spiritlevel.analyses.comparable import declared_for
+    from spiritlevel.analyses.comparison import assemble
+
+    return assemble(reports, declared_for(reports))
 
 
 def of_comparison(comparison: Comparison) -> PageContent:

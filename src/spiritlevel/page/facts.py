@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spiritlevel.page.content import PageContent
-from spiritlevel.page.sections import epochs
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import percent, plain
 from spiritlevel.results.standing import standing_words
@@ -34,7 +33,7 @@ def facts(content: PageContent) -> list[tuple[str, str]]:
     """Return loss, accuracies, gradient norm and cost, one value a network."""
     reports = list(content.reports.values())
     joint = " / "
-    ends = epochs.ends_of_runs(content)
+    ends = content.runs.ends
     if ends:  # no arrow leads from one run to another
         reports = [content.reports[label] for label in ends.values()][:MOST]
     elif len(reports) > MOST:  # curves and the table show them

@@ -128,7 +128,7 @@ def _of_studies(content: PageContent) -> First:
 def _of_reports(content: PageContent) -> First:
     """Return the first screen of several reports that were not compared."""
     places, unit = epochs.places_of(content)
-    ends = epochs.ends_of_runs(content)
+    ends = content.runs.ends
     in_training = None if unit == "report" else places
     return First(
         title=[(run, "") for run in ends] if 0 < len(ends) <= MOST_COLUMNS else _several_title(content),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from spiritlevel.results import Report, records
@@ -10,7 +11,9 @@ from spiritlevel.results.base import ResultBase
 from spiritlevel.results.contrasts import Contrast, contrast_words, flattest_of
 from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
+from spiritlevel.results.ranking import Ranking, ranking_of
 from spiritlevel.results.reversals import Reversal
+from spiritlevel.results.runs import Runs, runs_of
 from spiritlevel.results.wording import Footnotes, data_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.rich_tables import new_table
@@ -85,7 +88,7 @@ class Margins:
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
-    ``reading`` is the comparison in two sentences, ``headings`` what must be said before any number, ``agreement`` how
+    ``reading`` is the comparison in two sentences, ``answer`` which of three or more is flattest, with ties, ``headings`` what must be said before any number, ``agreement`` how
     many pairs of decided measures name the same network.
     """
 
@@ -100,12 +103,24 @@ class Comparison(ResultBase):
     margin_bins: list[float] = field(default_factory=list)
     margins: dict[str, Margins] = field(default_factory=dict)
     test: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answer: list[str] = field(default_factory=list)
     cost: ResultCost | None = None  # of the whole comparison; a report's header has that of its own measurement
 
     @property
     def labels(self) -> list[str]:
         """The networks' names; ratios are each of the others over the first."""
         return list(self.reports)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Which runs the networks are of, and where in them."""
+        return runs_of(self.reports)
+
+    @cached_property
+    def rankings(self) -> dict[str, Ranking]:
+        """The networks in the order of each measure that has a direction, with letters for ties."""
+        found = {name: ranking_of(name, self.reports, row.contrasts) for name, row in self.rows.items()}
+        return {name: ranking for name, ranking in found.items() if ranking is not None}
 
     def flatter(self, measure: str) -> str | None:
         """Return the network that is flatter than all others by a measure, None where that is not decided."""
@@ -207,6 +222,7 @@ class Comparison(ResultBase):
             "kind": self.kind,
             "labels": self.labels,
             "reading": list(self.reading),
+            "answer": list(self.answer),
             "headings": list(self.headings),
             "notes": list(self.notes),
             "agreement": records.as_json(self.agreement),
@@ -232,6 +248,7 @@ class Comparison(ResultBase):
             margin_bins=record["margins"]["bins"],
             margins={label: Margins(**entry) for label, entry in record["margins"]["networks"].items()},
             test=record["test"],
+            answer=record.get("answer", []),
             cost=read_cost(record.get("cost")),
         )
 

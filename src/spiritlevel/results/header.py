@@ -14,6 +14,7 @@ from spiritlevel.results.records import as_json
 class Header:
     """What was measured, on what and how; None stands for what nobody said.
 
+    ``run`` is the training that the network is of, ``run_group`` what runs share that differ in their seed alone.
     ``precision`` is that of Gauss–Newton sums where it is coarser than ``dtype``.  ``notes`` are what a reader must
     know beside the numbers, ``request`` is the command that asked for them, and
     ``other`` what a file or a user says beyond the fields here.
@@ -50,6 +51,9 @@ class Header:
     identity: str | None = None
     epoch: float | None = None
     step: float | None = None
+    run: str | None = None
+    run_group: str | None = None
+    test_accuracy: float | None = None
     precision: str | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,7 +99,10 @@ class Headed:
 _NAMES = tuple(part.name for part in fields(Header) if part.name != "other")
 _LISTS = ("layers", "exact_layers", "notes")
 # Left out of a file where nobody said them.
-_SELDOM = ("data_seed", "request", "learning_rate", "identity", "epoch", "step", "precision")
+_SELDOM = (
+    "data_seed", "request", "learning_rate", "identity", "epoch", "step", "precision",
+    "run", "run_group", "test_accuracy",
+)  # fmt: skip
 
 
 def _unchanging(name: str, value: Any) -> Any:

@@ -44,28 +44,57 @@ def mean(values: Vector, weights: Vector) -> Vector:
     return found
 
 
-def quantile(level: float) -> Statistic:
-    """Return the statistic "the value below which a share ``level`` of the weight lies".
+@dataclass(frozen=True)
+class Quantile:
+    """The statistic "the value below which a share ``level`` of the weight lies".
 
     Each sample stands at the middle of its own share, and values between two samples are interpolated.
     """
 
-    def at_level(values: Vector, weights: Vector) -> Vector:
+    level: float
+
+    def __call__(self, values: Vector, weights: Vector) -> Vector:
+        """Return the quantile of every row."""
         order = np.argsort(values, axis=-1, kind="stable")
         ordered = np.take_along_axis(values, order, -1)
         shares = np.take_along_axis(weights, order, -1) / weights.sum(-1, keepdims=True)
         middles = np.cumsum(shares, -1) - shares / 2
-        above = np.minimum((middles < level).sum(-1), values.shape[-1] - 1)
+        above = np.minimum((middles < self.level).sum(-1), values.shape[-1] - 1)
         below = np.maximum(above - 1, 0)
         (x0, x1), (m0, m1) = (
             [np.take_along_axis(part, index[:, None], -1)[:, 0] for index in (below, above)]
             for part in (ordered, middles)
         )
+        return self._between(x0, x1, m0, m1)
+
+    def of_draws(self, values: Vector, weights: Vector, times: NDArray[np.int64]) -> Vector:
+        """Return the quantile of draws that hold each sample (N,) so many ``times`` (D, N); samples are sorted once."""
+        order = np.argsort(values, kind="stable")
+        values, times = values[order], times[:, order]
+        share = weights[order] / (times @ weights[order])[:, None]  # of one copy
+        reached = np.cumsum(times * share, -1)
+        present = times > 0
+        # The first sample whose last copy stands at the level or above, and the one before it.
+        passed = present & (reached - share / 2 >= self.level)
+        rows = np.arange(len(times))
+        above = np.where(passed.any(-1), passed.argmax(-1), values.size - 1 - present[:, ::-1].argmax(-1))
+        earlier = present & (np.arange(values.size) < above[:, None])
+        below = np.where(earlier.any(-1), values.size - 1 - earlier[:, ::-1].argmax(-1), above)
+        first = reached[rows, above] - (times[rows, above] - 0.5) * share[rows, above]  # where its first copy stands
+        last = reached[rows, below] - share[rows, below] / 2
+        within = (first < self.level) | (below == above)  # between copies of one sample
+        found = self._between(values[below], values[above], last, first)
+        return np.where(within, values[above], found)
+
+    def _between(self, x0: Vector, x1: Vector, m0: Vector, m1: Vector) -> Vector:
         gap = np.where(m1 > m0, m1 - m0, 1.0)
-        found: Vector = x0 + np.clip((level - m0) / gap, 0, 1) * (x1 - x0)
+        found: Vector = x0 + np.clip((self.level - m0) / gap, 0, 1) * (x1 - x0)
         return found
 
-    return at_level
+
+def quantile(level: float) -> Statistic:
+    """Return the statistic of a level."""
+    return Quantile(level)
 
 
 def skewness(values: Vector, weights: Vector) -> Vector:
@@ -204,10 +233,13 @@ def _bootstrap(stack: Vector, weights: Vector, statistic: Statistic, seed: int) 
     found = []
     for start in range(0, draws, at_once):
         index = generator.integers(count, size=(min(at_once, draws - start), count))
-        if statistic is mean:  # how often each sample was drawn is all that a mean needs, for all networks at once
+        if statistic is mean or isinstance(statistic, Quantile):  # how often each sample was drawn is all they need
             rows = np.arange(len(index))[:, None] * count
-            times = np.bincount((index + rows).ravel(), minlength=index.size).reshape(index.shape) * weights
-            found.append((times @ stack.T).T / times.sum(1))
+            times = np.bincount((index + rows).ravel(), minlength=index.size).reshape(index.shape)
+            if isinstance(statistic, Quantile):
+                found.append(np.stack([statistic.of_draws(each, weights, times) for each in stack]))
+            else:
+                found.append(((times * weights) @ stack.T).T / (times @ weights))
         else:
             weight = weights[index]
             found.append(np.stack([statistic(each[index], weight) for each in stack]))

@@ -17,21 +17,42 @@ LOG_SPREAD = 20.0
 DEEPEST = 1e-9  # of the largest value: smaller ones stand at the end of a relative axis, so that the others can be told
 
 
+MOST_NAMED = 24  # lines that a legend names
+
+
 @dataclass(frozen=True)
 class CurvePoint:
-    """A value at a place in training, with the error of its computation; points of one run are joined."""
+    """A value at a place in training, with the error of its computation; points of one run are joined.
+
+    Runs of one ``group`` differ in their seed alone.
+    """
 
     place: float
     label: str
     value: float
     error: float = 0.0
     run: str = ""
+    group: str = ""
+
+    @property
+    def series(self) -> str:
+        """What a legend names: the group of the run, or the run where it has none."""
+        return self.group or self.run
 
 
 def curve(
-    points: Sequence[CurvePoint], title: str, name: str, unit: str, rule: tuple[float, str] | None = None
+    points: Sequence[CurvePoint],
+    title: str,
+    name: str,
+    unit: str,
+    rule: tuple[float, str] | None = None,
+    *,
+    joined: bool = True,
 ) -> Figure:
-    """Return one quantity over training, a line a run; ``rule`` is a line across at a height, with its words."""
+    """Return one quantity over training, a line a run and a band a group of seeds.
+
+    ``rule`` is a line across at a height, with its words; what is not ``joined`` are networks of no training.
+    """
     heights = [point.value for point in points] + ([rule[0]] if rule else [])
     log = min(heights) > 0 and max(heights) / min(heights) > LOG_SPREAD
     least = min(heights) / 2 if log else -math.inf  # a logarithmic axis has no place for what an error leaves of 0
@@ -42,6 +63,7 @@ def curve(
                 "place": point.place,
                 "label": point.label,
                 "run": point.run,
+                "series": point.series,
                 "value": short(point.value),
                 "low": short(max(point.value - point.error, least)),
                 "high": short(point.value + point.error),
@@ -50,21 +72,34 @@ def curve(
         ],
     )
     line = Rows(f"{name}_line", [] if rule is None else [{"value": rule[0], "words": rule[1]}])
-    runs = list(dict.fromkeys(point.run for point in points))
+    bands = Rows(f"{name}_bands", _bands(points))
+    series = list(dict.fromkeys(point.series for point in points))
+    named = 1 < len(series) <= MOST_NAMED
+    columns = 2 if len(series) > 6 and max(map(len, series)) <= 16 else 1
 
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
         x = alt.X("place:Q", title=unit, scale=alt.Scale(zero=False, nice=False), axis=_places(alt, points))
         y = alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=5, format=".6~g"))
-        colour = alt.Color(
-            "run:N",
-            scale=alt.Scale(domain=runs, range=[palette.series[i % len(palette.series)] for i in range(len(runs))]),
-            legend=alt.Legend(title=None, columns=1, symbolType="stroke") if len(runs) > 1 else None,
-        )
+        legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=500) if named else None
+        count = len(series)
+        colours = [palette.series[i % 6] for i in range(count)] if count <= MOST_NAMED else [palette.grey] * count
+        colour = alt.Color("series:N", scale=alt.Scale(domain=series, range=colours), legend=legend)
         base = alt.Chart(alt.NamedData(rows.name)).encode(x=x, color=colour)
-        layers = [
-            base.mark_line(strokeWidth=2).encode(y=y),
+        layers = []
+        lines = base.mark_line(strokeWidth=1 if bands.values else 2, opacity=0.55 if bands.values else 1)
+        dashes: dict[str, Any] = {}
+        if 6 < count <= MOST_NAMED:  # colours begin again
+            patterns = [DASHES[(i // 6) % 6] for i in range(count)]
+            dashes = {"strokeDash": alt.StrokeDash("series:N", scale=alt.Scale(domain=series, range=patterns))}
+        if bands.values:
+            band = alt.Chart(alt.NamedData(bands.name)).encode(x=x, color=colour)
+            layers.append(band.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"))
+            layers.append(band.mark_line(strokeWidth=3).encode(y=alt.Y("value:Q", scale=scale), **dashes))
+        if joined:
+            layers.append(lines.encode(y=y, detail="run:N", **dashes))
+        layers += [
             base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
             base.mark_point(filled=True, size=36).encode(
                 y=y,
@@ -82,14 +117,49 @@ def curve(
             layers.append(text.encode(y="value:Q", text="words:N"))
         return alt.layer(*layers)
 
-    said = "; ".join(
-        f"{run}{': ' if run else ''}"
-        + ", ".join(f"{short(point.place)}: {point.value:.4g}" for point in points[:60] if point.run == run)
-        for run in runs
-    )
     ruled = f" The line {rule[1]} lies at {rule[0]:.4g}." if rule else ""
-    height = 220 + (18 * len(runs) if len(runs) > 1 else 0)
-    return Figure(name, title, draw, [rows, line], f"{title} by {unit}. {said}.{ruled}", height=height)
+    captions = []
+    if bands.values:
+        captions.append(
+            "A band reaches from the least to the greatest of the runs that differ in their seed alone; the thick line "
+            "in it is their mean."
+        )
+    if len(series) > MOST_NAMED:
+        captions.append(f"{len(series)} lines; pointing at one names its network.")
+    if not joined:
+        captions.append("In the order in which they were given; nothing says that they follow each other in training.")
+    data = [rows, line, *([bands] if bands.values else [])]
+    height = 220 + (18 * -(-len(series) // columns) if named else 0)
+    alt_text = f"{title} by {unit}. {_said(points)}.{ruled}"
+    return Figure(name, title, draw, data, alt_text, height=height, caption=" ".join(captions))
+
+
+def _bands(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
+    """Return least, mean and greatest value of each group of seeds at each place that several of its runs have."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for point in points:
+        if point.group:
+            found.setdefault((point.group, point.place), []).append(point.value)
+    return [
+        {
+            "series": group,
+            "place": place,
+            "value": short(sum(values) / len(values)),
+            "low": short(min(values)),
+            "high": short(max(values)),
+        }
+        for (group, place), values in sorted(found.items())
+        if len(values) > 1
+    ]
+
+
+def _said(points: Sequence[CurvePoint]) -> str:
+    """Return the values in words, run by run, as far as one reads."""
+    runs: dict[str, list[str]] = {}
+    for point in points[:60]:
+        runs.setdefault(point.run, []).append(f"{short(point.place)}: {point.value:.4g}")
+    more = f"; and {len(points) - 60} more" if len(points) > 60 else ""
+    return "; ".join(f"{run}{': ' if run else ''}{', '.join(said)}" for run, said in runs.items()) + more
 
 
 def _places(alt: Any, points: Iterable[CurvePoint]) -> Any:

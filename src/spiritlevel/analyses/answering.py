@@ -1,0 +1,113 @@
+"""Which of many networks is flattest, and where in which run it stands, in sentences that say ties as ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from spiritlevel.results import Report
+from spiritlevel.results.numerals import percent, plain
+from spiritlevel.results.ranking import Ranking, at_minimum_or_untold, test_accuracies
+from spiritlevel.results.runs import Runs
+
+MOST_NAMED = 2
+
+
+def answer_of_many(
+    reports: Mapping[str, Report],
+    rankings: Mapping[str, Ranking],
+    words: Mapping[str, str],
+    runs: Runs,
+    test: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """Return the answer: the flattest by most measures, that at the runs' ends, test accuracy, what errors leave out.
+
+    ``rankings`` are those of the measures that count, ``words`` how each stands in a sentence.
+    """
+    if not rankings:
+        return []
+    found, kept = [], at_minimum_or_untold(reports)
+    left_out = len(reports) - len(kept)
+    aside = ""
+    if not kept:
+        aside = "though none of these networks is at a minimum"
+    elif left_out:
+        aside = f"leaving out the {left_out:,} of {len(reports):,} networks that {_are(left_out)} not at a minimum"
+    found.append(_sentence(aside, _flattest(rankings, kept or list(reports), runs, reports)))
+    ends = [label for label in runs.ends.values() if label in kept] or list(runs.ends.values())
+    if 1 < len(ends) < len(reports):
+        whole = "the runs" if len(ends) == len(runs.ends) else f"the {len(ends)} runs that end near a minimum"
+        found.append(_sentence(f"at the end of {whole}", _flattest(rankings, ends, runs, reports)))
+    found += [*_by_test_accuracy(reports, rankings, words, runs, test), *_alone_on_these_samples(rankings, words)]
+    return found
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _sentence(aside: str, rest: str) -> str:
+    return f"{aside[0].upper()}{aside[1:]}, {rest}." if aside else f"{rest}."
+
+
+def _flattest(
+    rankings: Mapping[str, Ranking], among: Collection[str], runs: Runs, reports: Mapping[str, Report]
+) -> str:
+    """Say which network is the flattest, or not told apart from it, by most measures."""
+    count = len(rankings)
+    best = [ranking.best_of(among) for ranking in rankings.values()]
+    best = [each for each in best if each]
+    alone = {label: sum(each == [label] for each in best) for label in among}
+    shared = {label: sum(label in each and len(each) > 1 for each in best) for label in among}
+    places = {label: sum(each.order.index(label) for each in rankings.values() if label in each.order) for label in among}
+    ordered = sorted(among, key=lambda label: (-alone[label] - shared[label], -alone[label], places[label]))
+    leader = ordered[0]
+    a, b = alone[leader], shared[leader]
+    equal = [label for label in ordered[1:] if (alone[label], shared[label]) == (a, b)]
+    by = "the only measure" if count == 1 else f"{{}} of {count} measures"
+    # A network that has learnt nothing yet can be the flattest, which its loss shows.
+    loss = reports[leader].header.loss
+    who = runs.where(leader) + ("" if loss is None else f" (loss {plain(loss, 3)})")
+    if a:
+        said = f"{who} is the flattest by {by.format(a)}"
+        said += f" and not told apart from the flattest by {b} more" if b else ""
+    else:
+        said = f"{who} is not told apart from the flattest by {by.format(b)}"
+    return f"{said}; {_named(equal, runs)} by as many" if equal else said
+
+
+def _named(labels: Sequence[str], runs: Runs) -> str:
+    if len(labels) > MOST_NAMED:
+        return f"so {_are(len(labels))} {len(labels):,} others"
+    return " and ".join(runs.where(label) for label in labels)
+
+
+def _by_test_accuracy(
+    reports: Mapping[str, Report],
+    rankings: Mapping[str, Ranking],
+    words: Mapping[str, str],
+    runs: Runs,
+    test: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    found = test_accuracies(reports, test)
+    if len(found) < 2:
+        return []
+    highest = max(found.values())
+    first, *others = [label for label, value in found.items() if value == highest]
+    samples = test.get(first, {}).get("samples")
+    error = math.sqrt(highest * (1 - highest) / samples) if samples else 0.0
+    sized = f"{percent(highest)}" + (f" ± {percent(error)} over {samples:,} samples" if error else "")
+    and_others = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
+    name, ranking = next(iter(rankings.items()))
+    place = f"place {ranking.order.index(first) + 1:,} of {len(ranking.order):,} by {words[name]}"
+    where = f"; {'the first of them' if others else 'it'} is in {place}" if first in ranking.order else ""
+    return [f"Test accuracy is highest ({sized}) for {runs.where(first)}{and_others}{where}."]
+
+
+def _alone_on_these_samples(rankings: Mapping[str, Ranking], words: Mapping[str, str]) -> list[str]:
+    without = [words[name] for name, ranking in rankings.items() if not ranking.over_samples]
+    if not without:
+        return []
+    listed = without[0] if len(without) == 1 else f"{', '.join(without[:-1])} and {without[-1]}"
+    return [f"Without an error over samples, so decided on these samples alone: {listed}."]
