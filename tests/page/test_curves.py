@@ -10,7 +10,6 @@ from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import DEEPEST, CurvePoint, curve, relative_curves
 from spiritlevel.page.figures.distributions import distribution
 from spiritlevel.page.palette import LIGHT
-from spiritlevel.page.sections import epochs
 from tests.page.material import made_report, sampled_report
 
 altair = pytest.importorskip("altair")
@@ -28,7 +27,7 @@ def two_runs() -> PageContent:
 
 def test_two_runs_are_two_lines_with_all_their_points() -> None:
     content = two_runs()
-    assert set(epochs.runs_of(content).values()) == {"runs/0", "runs/1"}
+    assert set(content.runs.runs.values()) == {"runs/0", "runs/1"}
     figures = builder.figures(content)
     for name in ("curves", "curve_of_measure_hessian_trace", "curve_of_loss"):
         rows = figures[name].data[0].values
@@ -47,13 +46,13 @@ def test_files_of_one_folder_are_one_run_and_files_of_many_none() -> None:
     one = PageContent({f"run/epoch-{epoch}.pt": made_report() for epoch in range(3)})
     apart = PageContent({f"seed{seed}/final-{seed}.pt": made_report() for seed in range(3)})
     for content in (one, apart):
-        assert set(epochs.runs_of(content).values()) == {""}
+        assert set(content.runs.runs.values()) == {""}
 
 
 def test_the_same_epochs_in_two_folders_are_places() -> None:
     labels = [f"{run}/epoch-{epoch}.pt" for run in "ab" for epoch in (1, 2)]
-    found, unit = epochs.places_of(PageContent({label: made_report() for label in labels}))
-    assert (unit, list(found.values())) == ("epoch", [1, 2, 1, 2])
+    found = PageContent({label: made_report() for label in labels}).runs
+    assert (found.unit, list(found.places.values())) == ("epoch", [1, 2, 1, 2])
 
 
 def test_epochs_have_no_halves_where_none_was_measured() -> None:

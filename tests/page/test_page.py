@@ -18,7 +18,7 @@ from spiritlevel.page import builder, loading, points, sentences
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.shares import shortened
 from spiritlevel.page.parts import PageTable
-from spiritlevel.page.sections import epochs, settings
+from spiritlevel.page.sections import settings
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import Estimate
 from tests.page.contents import compared, data_of
@@ -115,8 +115,8 @@ def test_notes_say_what_fell_short() -> None:
     ],
 )
 def test_places_in_training_are_read_from_names(labels: list[str], unit: str, places: list[float]) -> None:
-    found, word = epochs.places_of(PageContent({label: made_report() for label in labels}))
-    assert (word, list(found.values())) == (unit, places)
+    found = PageContent({label: made_report() for label in labels}).runs
+    assert (found.unit, list(found.places.values())) == (unit, places)
 
 
 def test_the_command_line_measures_the_same_again() -> None:
@@ -315,7 +315,8 @@ def test_ninety_reports_make_one_readable_page() -> None:
 
 
 def test_the_first_table_of_many_networks_is_short_and_has_both_ends() -> None:
-    content = page.of_reports([made_report(weights=f"epoch-{e}.pt") for e in range(1, 91)])
+    # Of different samples, so that they are not ranked.
+    content = page.of_reports([made_report(weights=f"epoch-{e}.pt", fingerprint=str(e)) for e in range(1, 91)])
     table = builder.page_of(content).first.table
     assert table is not None
     labels = [row.cells[0].text for row in table.rows]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
+from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.registry import DEFAULT, words_of
 from spiritlevel.results import Report
+from spiritlevel.results.compared import Comparison
 from spiritlevel.results.numerals import percent, plain
 from spiritlevel.results.ranking import Ranking, at_minimum_or_untold, test_accuracies
 from spiritlevel.results.runs import Runs
@@ -14,19 +16,15 @@ from spiritlevel.results.runs import Runs
 MOST_NAMED = 2
 
 
-def answer_of_many(
-    reports: Mapping[str, Report],
-    rankings: Mapping[str, Ranking],
-    words: Mapping[str, str],
-    runs: Runs,
-    test: Mapping[str, Mapping[str, Any]],
-) -> list[str]:
-    """Return the answer: the flattest by most measures, that at the runs' ends, test accuracy, what errors leave out.
+def answer_of_many(compared: Comparison, measures: Mapping[str, Measure]) -> list[str]:
+    """Return the answer: the flattest by most measures, that at the runs' ends, and where test accuracy is highest.
 
-    ``rankings`` are those of the measures that count, ``words`` how each stands in a sentence.
+    The default measures count, or where none of them is there all that were compared.
     """
+    rankings = {name: ranking for name, ranking in compared.rankings.items() if name in DEFAULT} or compared.rankings
     if not rankings:
         return []
+    reports, runs = compared.reports, compared.runs
     found, kept = [], at_minimum_or_untold(reports)
     left_out = len(reports) - len(kept)
     aside = ""
@@ -37,10 +35,13 @@ def answer_of_many(
     found.append(_sentence(aside, _flattest(rankings, kept or list(reports), runs, reports)))
     ends = [label for label in runs.ends.values() if label in kept] or list(runs.ends.values())
     if 1 < len(ends) < len(reports):
-        whole = "the runs" if len(ends) == len(runs.ends) else f"the {len(ends)} runs that end near a minimum"
+        whole = (
+            "the runs" if len(ends) == len(runs.ends) else f"the {len(ends)} of {len(runs.ends)} runs that are left in"
+        )
         found.append(_sentence(f"at the end of {whole}", _flattest(rankings, ends, runs, reports)))
-    found += [*_by_test_accuracy(reports, rankings, words, runs, test), *_alone_on_these_samples(rankings, words)]
-    return found
+    first = next(iter(rankings))
+    words = measures[first].words if first in measures else words_of(first, compared.rows[first].title)
+    return [*found, *_by_test_accuracy(compared, rankings[first], words)]
 
 
 def _are(count: int) -> str:
@@ -60,20 +61,21 @@ def _flattest(
     best = [each for each in best if each]
     alone = {label: sum(each == [label] for each in best) for label in among}
     shared = {label: sum(label in each and len(each) > 1 for each in best) for label in among}
-    places = {label: sum(each.order.index(label) for each in rankings.values() if label in each.order) for label in among}
+    orders = [ranking.order for ranking in rankings.values()]
+    places = {label: sum(order.index(label) for order in orders if label in order) for label in among}
     ordered = sorted(among, key=lambda label: (-alone[label] - shared[label], -alone[label], places[label]))
     leader = ordered[0]
     a, b = alone[leader], shared[leader]
     equal = [label for label in ordered[1:] if (alone[label], shared[label]) == (a, b)]
-    by = "the only measure" if count == 1 else f"{{}} of {count} measures"
+    whole = "the only measure" if count == 1 else f"all {count} measures"
     # A network that has learnt nothing yet can be the flattest, which its loss shows.
     loss = reports[leader].header.loss
     who = runs.where(leader) + ("" if loss is None else f" (loss {plain(loss, 3)})")
     if a:
-        said = f"{who} is the flattest by {by.format(a)}"
+        said = f"{who} is the flattest by {whole if a == count else f'{a} of {count} measures'}"
         said += f" and not told apart from the flattest by {b} more" if b else ""
     else:
-        said = f"{who} is not told apart from the flattest by {by.format(b)}"
+        said = f"{who} is not told apart from the flattest by {whole if b == count else f'{b} of {count} measures'}"
     return f"{said}; {_named(equal, runs)} by as many" if equal else said
 
 
@@ -83,14 +85,10 @@ def _named(labels: Sequence[str], runs: Runs) -> str:
     return " and ".join(runs.where(label) for label in labels)
 
 
-def _by_test_accuracy(
-    reports: Mapping[str, Report],
-    rankings: Mapping[str, Ranking],
-    words: Mapping[str, str],
-    runs: Runs,
-    test: Mapping[str, Mapping[str, Any]],
-) -> list[str]:
-    found = test_accuracies(reports, test)
+def _by_test_accuracy(compared: Comparison, ranking: Ranking, words: str) -> list[str]:
+    """Say where test accuracy is highest, and which place that has by the first measure, ``words``."""
+    runs, test = compared.runs, compared.test
+    found = test_accuracies(compared.reports, test)
     if len(found) < 2:
         return []
     highest = max(found.values())
@@ -99,15 +97,6 @@ def _by_test_accuracy(
     error = math.sqrt(highest * (1 - highest) / samples) if samples else 0.0
     sized = f"{percent(highest)}" + (f" ± {percent(error)} over {samples:,} samples" if error else "")
     and_others = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
-    name, ranking = next(iter(rankings.items()))
-    place = f"place {ranking.order.index(first) + 1:,} of {len(ranking.order):,} by {words[name]}"
+    place = f"place {ranking.order.index(first) + 1:,} of {len(ranking.order):,} by {words}"
     where = f"; {'the first of them' if others else 'it'} is in {place}" if first in ranking.order else ""
     return [f"Test accuracy is highest ({sized}) for {runs.where(first)}{and_others}{where}."]
-
-
-def _alone_on_these_samples(rankings: Mapping[str, Ranking], words: Mapping[str, str]) -> list[str]:
-    without = [words[name] for name, ranking in rankings.items() if not ranking.over_samples]
-    if not without:
-        return []
-    listed = without[0] if len(without) == 1 else f"{', '.join(without[:-1])} and {without[-1]}"
-    return [f"Without an error over samples, so decided on these samples alone: {listed}."]

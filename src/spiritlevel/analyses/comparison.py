@@ -27,10 +27,11 @@ from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
-from spiritlevel.measures.registry import DEFAULT, select, words_of
+from spiritlevel.measures.registry import select, words_of
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast, largest_of
+from spiritlevel.results.runs_table import RunsTable, described_by
 from spiritlevel.results.standing import Standing, size_words, standing_of, untold_words
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation
@@ -54,6 +55,7 @@ def compare(
     search: bool = True,
     dtype: str | torch.dtype | None = "float64",
     headers: Mapping[str, Mapping[str, Any]] | None = None,
+    runs: RunsTable | None = None,
     seconds: float | Deadline | None = None,
     progress: bool = False,
 ) -> Comparison:
@@ -63,7 +65,9 @@ def compare(
     sample are measured again on ``groups`` disjoint parts of the data, for an error over samples.  With networks at
     hand it is measured on rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling
     that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
-    and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained.
+    and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained;
+    ``runs`` which run it is of and where in it: a CSV file or data frame with the columns path, run, epoch or step,
+    group (runs that differ in their seed) and test_accuracy, or a mapping from label to run.
     Of ``seconds`` half is for the networks themselves, and a quarter each for the groups and for the rescaled copies.
     """
     given, deadline = labelled(networks), deadline_of(seconds)
@@ -76,6 +80,7 @@ def compare(
         if test is not None:
             raise UsageError("test data needs the networks, and only their reports were given; leave test out")
         reports = {label: item for label, item in given.items() if isinstance(item, Report)}
+        reports = reports if runs is None else described_by(reports, runs)
         return assemble(reports, declared_for(reports), seed=seed)
     chosen = select(measures)
     chosen_settings(chosen, settings or {})  # refused before any work is done
@@ -96,6 +101,7 @@ def compare(
     }
     for label, more in (headers or {}).items():
         reports[label] = reports[label].described(**more)
+    reports = reports if runs is None else described_by(reports, runs)
     first = next(iter(reports.values()))
     rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
     tested = _tested(problems, test)
@@ -170,14 +176,7 @@ def assemble(
         margins=margins,
         test=test or {},
     )
-    return replace(found, answer=_answer(found, measures)) if len(labels) > 2 else found
-
-
-def _answer(found: Comparison, measures: Mapping[str, Measure]) -> list[str]:
-    """Return which of several networks is flattest by the default measures, or where none of them is there by all."""
-    rankings = {name: ranking for name, ranking in found.rankings.items() if name in DEFAULT} or found.rankings
-    words = {name: measures[name].words if name in measures else words_of(name, found.rows[name].title) for name in rankings}
-    return answer_of_many(found.reports, rankings, words, found.runs, found.test)
+    return replace(found, answer=answer_of_many(found, measures)) if len(labels) > 2 else found
 
 
 def _flat(settings: MeasureSettings) -> dict[str, Any]:

@@ -192,11 +192,17 @@ def report_command(
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", "--lr", help="Of the training, for the line 2/lr on the page.")
     ] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(help="CSV file: path of each report or its weights; run, epoch or step, group, test_accuracy."),
+    ] = None,
 ) -> int:
     """Show saved reports, comparisons, audits and spectra again; nothing is recomputed."""
     from spiritlevel.cli.reporting import show_reports
 
-    return show_reports(files, layers=layers, csv_file=csv, html=html, figures=figures, learning_rate=learning_rate)
+    return show_reports(
+        files, layers=layers, csv_file=csv, html=html, figures=figures, learning_rate=learning_rate, runs=runs
+    )
 
 
 @app.command("list")

@@ -28,6 +28,9 @@ _OPTIONS = (
     ),
     option("test", str | None, None, typer.Option(help="Data for the test loss and accuracy, as for --data.")),
     option(
+        "runs", str | None, None, typer.Option(help="CSV file, as for report: which run each is of, and where in it.")
+    ),
+    option(
         "search", bool, True, typer.Option("--search/--no-search", help="Look for rescalings that reverse orderings.")
     ),
 )
@@ -55,14 +58,15 @@ def run_compare(options: dict[str, Any]) -> int:
         if given:
             name = given[0].rstrip("_").replace("_", "-")
             raise UsageError(f"--{name} needs the networks, and only saved reports were given; leave it out")
-        refuse_lossy(options, [("the report", str(file)) for file in files])
+        table = [("the table of runs", options["runs"])] if options.get("runs") is not None else []
+        refuse_lossy(options, [*table, *(("the report", str(file)) for file in files)])
         keep_stdout(options)
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.results.saving import undamaged
 
     if from_reports:
         with undamaged("report", ", ".join(map(str, files))):
-            found = compare([str(file) for file in files])
+            found = compare([str(file) for file in files], runs=options.get("runs"))
         notes: list[str] = []
     else:
         networks = _networks(options)
@@ -127,6 +131,7 @@ def _networks(options: dict[str, Any]) -> Any:
         groups=int(options.get("groups", 10)),
         search=bool(options.get("search", True)),
         headers=headers,
+        runs=options.get("runs"),
         seconds=deadline,
         progress=not options.get("quiet"),
     )

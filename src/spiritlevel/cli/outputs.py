@@ -33,7 +33,7 @@ def refuse_code(options: Mapping[str, Any]) -> None:
 
 def also_read(options: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the files named by options that a request does not hold."""
-    return {name: options.get(name) for name in ("config", "like", "test")}
+    return {name: options.get(name) for name in ("config", "like", "test", "runs")}
 
 
 def keep_stdout(options: Mapping[str, Any]) -> None:

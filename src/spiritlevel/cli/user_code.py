@@ -18,13 +18,17 @@ from spiritlevel.lab.datasets.files import data_roots
 Inputs = list[tuple[str, str | Path]]
 
 
-def inputs_of(request: Request, *, config: str | None, like: str | None, test: str | None = None) -> Inputs:
+def inputs_of(
+    request: Request, *, config: str | None, like: str | None, test: str | None = None, runs: str | None = None
+) -> Inputs:
     """Return every file a request names, with what it is; none of them may be written to."""
     found: Inputs = [("the weights file", file) for path in request.weights for file in _files_of(path)]
     if config is not None:
         found.append(("the file of options", config))
     if like is not None:
         found.append(("the earlier report", like))
+    if runs is not None:
+        found.append(("the table of runs", runs))
     model = request.model or ""
     if model.startswith("hf:"):
         found += [("the network's file", file) for file in _files_of(model.removeprefix("hf:"))]

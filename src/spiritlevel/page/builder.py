@@ -11,7 +11,18 @@ from spiritlevel.page.content import PageContent
 from spiritlevel.page.extras import check_extras, need
 from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.parts import CommandLines, Figure, Page, PageTable, Picture, Words
-from spiritlevel.page.sections import audit, claims, epochs, layers, margins, measures, samples, settings, spectrum
+from spiritlevel.page.sections import (
+    audit,
+    claims,
+    epochs,
+    layers,
+    margins,
+    measures,
+    ranking,
+    samples,
+    settings,
+    spectrum,
+)
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import cleaned_for_page
 from spiritlevel.values.errors import UsageError, near_names
@@ -19,6 +30,7 @@ from spiritlevel.values.version import __version__
 
 # In the order in which the sections stand.
 SECTIONS = (
+    ranking.section,
     measures.section,
     margins.section,
     samples.section,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PageKind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
 MOST_ONE_BY_ONE = 4
-FEWEST_RANKED = 3
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -96,6 +95,11 @@ class PageContent:
         return runs_of(self.reports)
 
     @property
+    def one_training(self) -> bool:
+        """Whether the networks are of one run, so that the first leads to the last."""
+        return self.runs.in_training and not self.runs.several
+
+    @property
     def ranked(self) -> Comparison | None:
         """The networks held against each other, where they are too many to stand side by side."""
         if self.comparison is not None:
@@ -145,8 +149,7 @@ class PageContent:
         That is in training where they are of one run, else by the first measure that ranks them.
         """
         if self.kind in ("reports", "comparison") and len(self.reports) > MOST_ONE_BY_ONE:
-            one_run = self.runs.in_training and not self.runs.several
-            rankings = {} if self.ranked is None or one_run else self.ranked.rankings
+            rankings = {} if self.ranked is None or self.one_training else self.ranked.rankings
             labels = next((ranking.order for ranking in rankings.values()), tuple(self.reports))
             return {label: self.reports[label] for label in (labels[0], labels[-1])}
         return dict(self.reports)
@@ -168,9 +171,11 @@ class PageContent:
 
 
 def of_reports(
-    reports: Report | Iterable[Report] | Mapping[str, Report], learning_rate: float | None = None
+    reports: Report | Iterable[Report] | Mapping[str, Report],
+    learning_rate: float | None = None,
+    beside: Comparison | None = None,
 ) -> PageContent:
-    """Return the content of one report or of several."""
+    """Return the content of one report or of several; ``beside`` is what they say of each other, where it is known."""
     if isinstance(reports, Report):
         return PageContent({reports.header.label: reports}, learning_rate=rate_of([reports], learning_rate))
     if isinstance(reports, Mapping):
@@ -181,20 +186,9 @@ def of_reports(
     if not labelled:
         raise UsageError("there is no report to make a page of; give at least one")
     rate = rate_of(labelled.values(), learning_rate)
-    return PageContent(labelled, learning_rate=rate, beside=_beside(labelled))
+    from spiritlevel.analyses.beside import ranked_beside
 
-
-def _beside(reports: Mapping[str, Report]) -> Comparison | None:
-    """Return what several reports say of each other, None where they are few or were measured differently."""
-    heads = [report.header for report in reports.values()]
-    same = len({(head.fingerprint, head.loss_name, head.mode) for head in heads}) == 1 and heads[0].fingerprint
-    shared = set.intersection(*(set(report) for report in reports.values()))
-    if len(reports) < FEWEST_RANKED or not same or not shared:
-        return None
-    from spiritlevel.analyses.comparable import declared_for
-    from spiritlevel.analyses.comparison import assemble
-
-    return assemble(reports, declared_for(reports))
+    return PageContent(labelled, learning_rate=rate, beside=beside or ranked_beside(labelled))
 
 
 def of_comparison(comparison: Comparison) -> PageContent:

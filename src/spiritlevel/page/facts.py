@@ -37,7 +37,7 @@ def facts(content: PageContent) -> list[tuple[str, str]]:
     if ends:  # no arrow leads from one run to another
         reports = [content.reports[label] for label in ends.values()][:MOST]
     elif len(reports) > MOST:  # curves and the table show them
-        reports, joint = [reports[0], reports[-1]], " → "
+        reports, joint = [reports[0], reports[-1]], " → " if content.one_training else " … "
     found = [("loss", joint.join(plain(report.loss, 3) for report in reports))]
     if any(report.accuracy is not None for report in reports):
         found.append(("accuracy", joint.join(percent(report.accuracy) for report in reports)))

@@ -44,8 +44,17 @@ def load_results(path: FilePath) -> list[LoadedResult]:
     return [*reports, *failures]
 
 
-def together(results: Sequence[ResultBase | Failure], learning_rate: float | None = None) -> PageContent:
-    """Return the content of one page from results of several kinds; a comparison leads."""
+def together(
+    results: Sequence[ResultBase | Failure],
+    learning_rate: float | None = None,
+    labels: Sequence[str] = (),
+    beside: Comparison | None = None,
+) -> PageContent:
+    """Return the content of one page from results of several kinds; a comparison leads.
+
+    Reports are called by ``labels`` where they are given, else by their weights files; ``beside`` is what they say of
+    each other, where it is known.
+    """
     reports = [result for result in results if isinstance(result, Report)]
     comparisons = [result for result in results if isinstance(result, Comparison)]
     if len(comparisons) > 1 or (comparisons and reports):
@@ -55,7 +64,8 @@ def together(results: Sequence[ResultBase | Failure], learning_rate: float | Non
     if comparisons:
         content = of_comparison(comparisons[0])
     elif reports:
-        content = of_reports(reports[0] if len(reports) == 1 else reports, learning_rate)
+        named = dict(zip(labels, reports)) if labels and len(reports) > 1 else reports
+        content = of_reports(reports[0] if len(reports) == 1 else named, learning_rate, beside)
     elif audits:
         content = of_audit(next(iter(audits.values())))
     elif spectra:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spiritlevel.measures.registry import DEFAULT, MEASURES
-from spiritlevel.page import cells, facts, sentences
+from spiritlevel.page import cells, facts, many, sentences
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratio_figure
@@ -26,6 +26,8 @@ def first_screen(content: PageContent) -> First:
         "spectrum": _of_spectrum,
         "study": _of_studies,
     }
+    if content.ranked is not None:
+        return many.ranked_screen(content)
     return screens[content.kind](content)
 
 
@@ -127,7 +129,7 @@ def _of_studies(content: PageContent) -> First:
 
 def _of_reports(content: PageContent) -> First:
     """Return the first screen of several reports that were not compared."""
-    places, unit = epochs.places_of(content)
+    places, unit = content.runs.places, content.runs.unit
     ends = content.runs.ends
     in_training = None if unit == "report" else places
     return First(

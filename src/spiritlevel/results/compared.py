@@ -21,6 +21,7 @@ from spiritlevel.values.rich_tables import new_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+MOST_SIDE_BY_SIDE = 4  # networks as columns; more of them are rows
 HoldingKind = Literal[
     "invariant",  # to every rescaling found in these networks
     "reversible",  # by a rescaling that was found
@@ -88,8 +89,9 @@ class Margins:
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
-    ``reading`` is the comparison in two sentences, ``answer`` which of three or more is flattest, with ties, ``headings`` what must be said before any number, ``agreement`` how
-    many pairs of decided measures name the same network.
+    ``reading`` is the comparison in two sentences, ``answer`` says which of three networks or more is flattest, with
+    ties, ``headings`` what must be said before any number, ``agreement`` how many pairs of decided measures name one
+    network.
     """
 
     kind: ClassVar[str] = "comparison"
@@ -134,6 +136,8 @@ class Comparison(ResultBase):
         from rich.text import Text
 
         labels = self.labels
+        if len(labels) > MOST_SIDE_BY_SIDE:
+            return self._table_of_many()
         against = f"{labels[0]} against {labels[1]}" if len(labels) == 2 else " · ".join(labels)
         parts: list[RenderableType] = [Text(against, style="bold")]
         shared = dict.fromkeys(
@@ -144,6 +148,28 @@ class Comparison(ResultBase):
         parts += [Text(" ".join(self.reading), style="bold"), *self._tables()]
         parts += [Text(line, style="dim") for line in self.notes]
         return Cleaned(Group(*parts))
+
+    def _table_of_many(self) -> RenderableType:
+        """Return a row a network and a row a measure, which no number of networks makes too wide."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from spiritlevel.results import many
+
+        holds = new_table("measure", "flattest of all", "does the ordering hold?")
+        for row in self.rows.values():
+            cells = (row.title, row.flattest or MISSING, row.holding.words)
+            holds.add_row(*(Text(for_terminal(cell)) for cell in cells))
+        above = [Text(line, style="bold yellow") for line in self.headings if line not in self.reading]
+        return Cleaned(
+            Group(
+                *above,
+                many.table(self),
+                holds,
+                *(Text(line) for line in self.reading),
+                *(Text(line, style="dim") for line in self.notes),
+            )
+        )
 
     def __repr__(self) -> str:
         return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")

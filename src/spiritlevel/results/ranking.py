@@ -52,5 +52,6 @@ def at_minimum_or_untold(reports: Mapping[str, Report]) -> list[str]:
 
 def test_accuracies(reports: Mapping[str, Report], test: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the accuracy on test data of the networks where it is known: measured beside, or said of the network."""
-    found = {label: test.get(label, {}).get("accuracy", report.header.test_accuracy) for label, report in reports.items()}
+    said = {label: report.header.test_accuracy for label, report in reports.items()}
+    found = {label: test.get(label, {}).get("accuracy", value) for label, value in said.items()}
     return {label: float(value) for label, value in found.items() if value is not None}

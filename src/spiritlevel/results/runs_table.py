@@ -21,11 +21,13 @@ RunsMapping = Mapping[str, str | Mapping[str, Any]]
 RunsTable = str | os.PathLike[str] | RunsMapping | Any
 
 
-def described_by(reports: Mapping[str, Report], table: RunsTable, files: Mapping[str, str] | None = None) -> dict[str, Report]:
+def described_by(
+    reports: Mapping[str, Report], table: RunsTable, files: Mapping[str, str] | None = None
+) -> dict[str, Report]:
     """Return the reports with what a table says of them in their headers.
 
-    A row belongs to the report whose file (``files``, by label), weights file or label its path is, or ends with.  Every
-    report must be in the table; the table may hold more.
+    A row belongs to the report whose file (``files``, by label), weights file or label its path is, or ends with.
+    Every report must be in the table; the table may hold more.
     """
     rows, source = _rows_of(table)
     by_path = _by_path(rows, source)
@@ -71,7 +73,9 @@ def _by_path(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, dict[s
                 )
         path = str(row.get("path") or "")
         if not path:
-            raise UsageError(f"{source} has a row without a path; its column path names a report's file or weights file")
+            raise UsageError(
+                f"{source} has a row without a path; its column path names a report's file or weights file"
+            )
         if path in found:
             raise UsageError(f"{source} has two rows for {path}; leave one of them")
         found[path] = {
@@ -99,12 +103,23 @@ def _value(value: Any, name: str, path: str, source: str) -> str | float | None:
 
 
 def _row_of(names: list[str], by_path: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the row of a path that is one of the names, or else of the only one that ends as a name, or a name as it."""
-    parts = {path: PurePath(os.path.normpath(path)).parts for path in by_path}
-    for same in (lambda a, b: a == b, lambda a, b: a[-len(b) :] == b or b[-len(a) :] == a):
+    """Return the row of a path that is one of the names, or else of the only one that ends like a name."""
+    parts = {path: _parts(path) for path in by_path}
+    for same in (_equal, _ends_alike):
         for name in names:
-            own = PurePath(os.path.normpath(name)).parts
-            fitting = [path for path, each in parts.items() if same(own, each)]
+            fitting = [path for path, each in parts.items() if same(_parts(name), each)]
             if len(fitting) == 1:
                 return by_path[fitting[0]]
     return None
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return PurePath(os.path.normpath(path)).parts
+
+
+def _equal(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    return a == b
+
+
+def _ends_alike(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    return a[-len(b) :] == b or b[-len(a) :] == a

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
@@ -84,19 +85,26 @@ def layer_tables(report: Report) -> list[RenderableType]:
 
 
 def rows_table(
-    reports: Mapping[str, Report], failures: Mapping[str, str] | None = None, order: Sequence[str] = ()
+    reports: Mapping[str, Report],
+    failures: Mapping[str, str] | None = None,
+    order: Sequence[str] = (),
+    letters: Mapping[str, Mapping[str, str]] | None = None,
 ) -> RenderableType:
     """Return several networks' reports, a row a network; many measures are spread over several tables.
 
     ``failures`` are networks that could not be measured, with the reason: rows without a number.  Rows stand in the
-    ``order`` of labels that is given, by default the reports first.
+    ``order`` of labels that is given, by default the reports first.  Beside each value stand its ``letters``, by
+    measure and label, which say what it is not told apart from.
     """
     footnotes = Footnotes()
     failed = failures or {}
     heads: dict[str, Text] = {"loss": Text("loss"), "accuracy": Text("accuracy"), "gradient": Text("gradient norm")}
+    if _test_accuracies(reports):
+        heads = {"loss": heads["loss"], "accuracy": heads["accuracy"], "test": Text("test accuracy"), **heads}
     cells: dict[str, list[Text]] = {
         "loss": [Text(plain(report.header.loss, 4)) for report in reports.values()],
         "accuracy": [Text(percent(report.accuracy)) for report in reports.values()],
+        **_test_accuracies(reports),
         "gradient": [
             Text(plain(report.gradient_norm, 3) + _STANDING.get(standing_of(report.header) or "", ("", ""))[0])
             for report in reports.values()
@@ -105,7 +113,11 @@ def rows_table(
     for report in reports.values():
         for name in report:
             heads.setdefault(f"measure {name}", _column_head(report.title(name), name))
-            cells.setdefault(f"measure {name}", [_cell(r.get(name), footnotes, label) for label, r in reports.items()])
+            own = (letters or {}).get(name, {})
+            column = [
+                _lettered(_cell(r.get(name), footnotes, label), own.get(label, "")) for label, r in reports.items()
+            ]
+            cells.setdefault(f"measure {name}", column)
     for key, column in cells.items():
         column += [Text(_unmeasured(reason, footnotes) if key == "loss" else MISSING) for reason in failed.values()]
     found = {standing_of(report.header) for report in reports.values()}
@@ -131,7 +143,7 @@ class _Columns:
         self.corner, self.labels, self.heads, self.cells = corner, list(map(for_terminal, labels)), heads, cells
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first = min(max(map(len, [*self.labels, self.corner])), options.max_width // 3)
+        first = min(max(map(cell_len, [*self.labels, self.corner])), options.max_width // 3)
         portions: list[list[str]] = []
         room = 0
         for key in self.heads:
@@ -142,20 +154,29 @@ class _Columns:
             portions[-1].append(key)
             room -= needed
         for portion in portions:
+            widths = {key: self._width(key) for key in portion}
+            spare = options.max_width - first - 4 - sum(width + 3 for width in widths.values())
+            for key in portion:  # what is left goes to cells that would be broken, from the left
+                more = max(0, min(spare, self._whole_width(key) - widths[key]))
+                widths[key] += more
+                spare -= more
             table = new_table()
-            table.add_column(self.corner, overflow="fold", min_width=min(first, 8))
+            table.add_column(self.corner, overflow="fold", width=first)
             for key in portion:
-                table.add_column(self.heads[key], justify="right", overflow="fold", min_width=self._width(key))
+                table.add_column(self.heads[key], justify="right", overflow="fold", width=widths[key])
             for row, label in enumerate(self.labels):
                 table.add_row(Text(label), *(self.cells[key][row] for key in portion))
             yield table
 
+    def _whole_width(self, key: str) -> int:
+        """Return the width at which no cell of a column is broken."""
+        return max(cell_len(line) for text in (self.heads[key], *self.cells[key]) for line in text.plain.splitlines())
+
     def _width(self, key: str) -> int:
         """Return the least width of a column: no word of it is broken, short cells stay on one line."""
         texts = [text.plain for text in (self.heads[key], *self.cells[key])]
-        longest_word = max(len(word) for text in texts for word in text.split())
-        longest_line = max(len(line) for text in texts for line in text.splitlines())
-        return max(longest_word, min(longest_line, ID_WIDTH))
+        longest_word = max(cell_len(word) for text in texts for word in text.split())
+        return max(longest_word, min(self._whole_width(key), ID_WIDTH))
 
 
 def _shared_header(reports: Mapping[str, Report]) -> list[RenderableType]:
@@ -180,6 +201,19 @@ def _cell(estimate: Estimate | None, footnotes: Footnotes, subject: str) -> Text
     if text != MISSING:
         text = _BOUND_SIGN.get(estimate.how, "") + text
     return Text(f"{text} {footnotes.mark(estimate, subject)}".rstrip())
+
+
+def _test_accuracies(reports: Mapping[str, Report]) -> dict[str, list[Text]]:
+    """Return the column of accuracies on test data, where they were said of any network."""
+    found = [report.header.test_accuracy for report in reports.values()]
+    return {"test": [Text(percent(value)) for value in found]} if any(value is not None for value in found) else {}
+
+
+def _lettered(cell: Text, letters: str) -> Text:
+    """Return a cell with its letters; numbers in their place are bracketed, so as not to be read as a value."""
+    if not letters:
+        return cell
+    return cell.append(f" ({letters})" if letters[0].isdigit() else f" {letters}", style="cyan")
 
 
 def _titled(title: str, name: str) -> Text:

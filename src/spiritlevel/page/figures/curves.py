@@ -82,7 +82,8 @@ def curve(
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
         x = alt.X("place:Q", title=unit, scale=alt.Scale(zero=False, nice=False), axis=_places(alt, points))
         y = alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(tickCount=5, format=".6~g"))
-        legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=500) if named else None
+        strokes = {"symbolType": "stroke", "symbolSize": 500, "symbolOpacity": 1}
+        legend = alt.Legend(title=None, columns=columns, **strokes) if named else None
         count = len(series)
         colours = [palette.series[i % 6] for i in range(count)] if count <= MOST_NAMED else [palette.grey] * count
         colour = alt.Color("series:N", scale=alt.Scale(domain=series, range=colours), legend=legend)

@@ -11,19 +11,9 @@ from spiritlevel.page.parts import Figure, Part, Section, Words
 from spiritlevel.results.runs import Runs
 
 
-def places_of(content: PageContent) -> tuple[dict[str, float], str]:
-    """Return where each report stands in training and the unit."""
-    return dict(content.runs.places), content.runs.unit
-
-
-def runs_of(content: PageContent) -> dict[str, str]:
-    """Return the run that each report is of, "" where there are no several runs."""
-    return dict(content.runs.runs)
-
-
 def signature(content: PageContent) -> Figure | None:
     """Return the default measures in one figure, each against its first value; of several runs the first of them."""
-    places, unit = places_of(content)
+    places, unit = content.runs.places, content.runs.unit
     if content.runs.several:
         name = next((name for name in content.measures if name in DEFAULT), content.measures[0])
         points = _points(content, places, name)
@@ -40,13 +30,12 @@ def section(content: PageContent) -> Section | None:
     """Return the section of curves where there are three reports or more."""
     if len(content.reports) < 3:
         return None
-    places, unit = places_of(content)
-    parts: list[Part] = [
-        curve(points, words, f"curve_of_{key}", unit, joined=content.runs.in_training)
-        for key, words in (("loss", "loss"), ("accuracy", "accuracy"), ("test_accuracy", "test accuracy"),
-                           ("gradient_norm", "gradient norm"))  # fmt: skip
-        if len(points := _header_points(content, places, key)) > 1
-    ]
+    places, unit = content.runs.places, content.runs.unit
+    parts: list[Part] = []
+    for key in ("loss", "accuracy", "test_accuracy", "gradient_norm"):
+        points, words = _header_points(content, places, key), key.replace("_", " ")
+        if len(points) > 1:
+            parts.append(curve(points, words, f"curve_of_{key}", unit, joined=content.runs.in_training))
     rate = content.learning_rate
     for name in content.measures:
         points = _points(content, places, name)

@@ -61,7 +61,6 @@ def section(content: PageContent) -> Section | None:
         )
         if not summary:
             shown = [plain(medians[label], 3) for label in drawn]
-            summary = (
-                content.title(quantity) + ", median " + (" → " if len(drawn) < len(medians) else " / ").join(shown)
-            )
+            joint = " → " if len(drawn) < len(medians) and content.one_training else " / "
+            summary = f"{content.title(quantity)}, median {joint.join(shown)}"
     return Section("margins", "Margins", summary, parts) if parts else None

@@ -8,7 +8,7 @@ from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
 from spiritlevel.page.content import PageContent
-from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow
+from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.contrasts import contrast_words
 from spiritlevel.results.numerals import MISSING
 from spiritlevel.values.symmetries import SYMMETRIES
@@ -38,7 +38,11 @@ def section(content: PageContent) -> Section | None:
         + (" Over samples: one standard error from the samples being these and not others." if over_samples else ""),
     )
     parts: list[Part] = [table]
-    if len(whole.reports) > len(content.reports):
+    if len(whole.reports) > len(content.reports) and whole.ranked is not None and not whole.one_training:
+        name = next(iter(whole.ranked.rankings), "")
+        by = f"Of {len(whole.reports):,} networks the flattest and the sharpest by {whole.words(name)} are shown."
+        parts.insert(0, Words(by))
+    if len(whole.reports) > len(content.reports) and whole.ranked is None:  # the ranking has them all
         parts.append(_by_network(whole))
     fell_short = sum(not e.ok for report in whole.reports.values() for e in report.values())
     summary = f"{count} measure{'s' if count != 1 else ''}" + (f", {fell_short} fell short" if fell_short else "")
