@@ -17,6 +17,7 @@ from spiritlevel.analyses.comparison import compare
 from spiritlevel.analyses.spectra import spectrum
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import value_text
+from tests.analyses.made_reports import made_runs
 from tests.page.material import HOSTILE, hostile_problem, is_close, made_report, sampled_report
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ FLAGS = [
     "--no-first-run",
 ]
 WIDTHS = {390: 844, 1280: 800, 1920: 1080}
-KINDS = ("report", "comparison", "audit", "spectrum", "epochs", "study")
+KINDS = ("report", "comparison", "audit", "spectrum", "epochs", "study", "runs", "networks")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stages = [made_report(1 / e, weights=f"epoch-{e}.pt", loss=1 / e) for e in range(1, 7)]
     contents["epochs"] = page.of_reports(stages, learning_rate=0.7)
     contents["study"] = page.of_studies(_records(folder))
+    contents["runs"] = page.of_reports(made_runs(samples=200))
+    contents["networks"] = page.of_comparison(compare(made_runs(20, 1)))
     files = {kind: folder / f"{kind}.html" for kind in KINDS}
     for kind, file in files.items():
         page.write(contents[kind], file)
@@ -326,6 +329,24 @@ def test_dark_pages_are_readable(browser: Any, pages: dict[str, Path]) -> None:
             assert dark == (scheme == "dark")
             for selector, contrast in opened.page.evaluate(contrasts):
                 assert contrast >= 4.5, (scheme, selector)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_many_networks_are_answered_before_anything_is_scrolled(
+    browser: Any, pages: dict[str, Path], width: int, scheme: str
+) -> None:
+    assert pages["runs"].stat().st_size < 2_000_000
+    with Opened(browser, pages["runs"], width, scheme) as opened:
+        answer = opened.page.inner_text(".answer strong")
+        assert "kind-1/seed-1 at epoch 12" in answer, "which run, which epoch"
+        box = opened.page.locator(".answer strong").bounding_box()
+        assert box["y"] + box["height"] <= WIDTHS[width]
+        caption = opened.page.locator("#table-networks caption").evaluate(
+            "caption => { caption.closest('details').open = true; return caption.getBoundingClientRect().width; }"
+        )
+        assert caption > 60, "captions of tables that become cards stay on one line"
+        assert opened.wrong == []
 
 
 def test_without_scripts_the_tables_are_there(browser: Any, pages: dict[str, Path]) -> None:

@@ -78,7 +78,7 @@ def test_two_hundred_networks_are_a_table_that_fits(width: int) -> None:
     assert portions == int(portions) <= 3, "every network has one row in each part of the table, unbroken"
     for report in list(reports.values())[::17]:
         assert any(f"{report['rho_sum'].value:.5g}"[:6] in line for line in rows)
-    assert "hold for all 19,900 pairs" in " ".join(text.split())
+    assert "hold with 95% for all 19,900 pairs of a measure at once" in " ".join(text.split())
 
 
 def test_letters_stand_beside_the_values_and_numbers_in_brackets() -> None:

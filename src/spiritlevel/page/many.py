@@ -102,7 +102,7 @@ def _table(content: PageContent, ranked: Comparison) -> PageTable:
         if not best:
             continue
         first = best[0]
-        without = "" if ranking.over_samples else "on these samples alone: no error over samples"
+        without = "" if ranking.over_samples else "no error over samples"
         value, elsewhere = value_text(content.reports[first][name]), _elsewhere(ranking.order[0], first, content)
         cells = [
             Cell(content.title(name), small=name),
@@ -124,8 +124,7 @@ def _table(content: PageContent, ranked: Comparison) -> PageTable:
 
 
 def _held_together(ranked: Comparison) -> str:
-    pairs = max((len(row.contrasts) for row in ranked.rows.values()), default=0)
-    return f"Told apart is what differs by more than its error, with 95% for all {pairs:,} pairs of a measure at once."
+    return f"Told apart is what differs by more than its error, with 95%{ranked.together}."
 
 
 def _elsewhere(best: str, first: str, content: PageContent) -> str:

@@ -55,8 +55,8 @@ def _of_comparison(content: PageContent) -> First:
         ["measure", *letters.values(), "how", "does the ordering hold?"],
         rows,
         numeric=range(1, len(letters) + 1),
-        note="± is one standard error of the computation; intervals in the figure are 95%, paired over samples "
-        "where a measure has a value of each." + _more(more),
+        note="± is one standard error of the computation; intervals in the figure are 95%"
+        f"{comparison.together}, paired over samples where a measure has a value of each." + _more(more),
     )
     drawn = [name for name in measures_shown(content) if name in comparison.rows]
     return First(

@@ -124,6 +124,12 @@ class Comparison(ResultBase):
         found = {name: ranking_of(name, self.reports, row.contrasts) for name, row in self.rows.items()}
         return {name: ranking for name, ranking in found.items() if ranking is not None}
 
+    @property
+    def together(self) -> str:
+        """For how many pairs of a measure an interval holds at once, in words that follow "95%"; nothing for one."""
+        pairs = max((len(row.contrasts) for row in self.rows.values()), default=0)
+        return f" for all {pairs:,} pairs of a measure at once" if pairs > 1 and self.answer else ""
+
     def flatter(self, measure: str) -> str | None:
         """Return the network that is flatter than all others by a measure, None where that is not decided."""
         return self.rows[measure].flattest
@@ -199,8 +205,11 @@ class Comparison(ResultBase):
                 for label, report in self.reports.items()
             ]
             ratios = [contrast_words(row.between(labels[0], label)) for label in labels[1:]]
-            cells = [*values, *ratios, row.flattest or MISSING, row.holding.words]
-            table.add_row(title, *(Text(for_terminal(cell)) for cell in cells))
+            ranking = None if pairs else self.rankings.get(name)
+            cells = [Text(for_terminal(each)) for each in (*values, *ratios, row.flattest or MISSING)]
+            if ranking is not None:
+                cells[-1].append("\n").append(for_terminal(ranking.words))
+            table.add_row(title, *cells, Text(for_terminal(row.holding.words)))
         below = [*footnotes.lines(), *self._legend()]
         return [state, table, *(Text(line) for line in below)]
 
@@ -220,11 +229,11 @@ class Comparison(ResultBase):
         return lines
 
     def _legend(self) -> list[str]:
-        lines = ["± is one standard error of the computation; intervals are 95%."]
+        lines = [f"± is one standard error of the computation; intervals are 95%{self.together}."]
         contrasts = [contrast for row in self.rows.values() for contrast in row.contrasts]
         without = [row.title for row in self.rows.values() if any(c.over_samples == "none" for c in row.contrasts)]
         if any(contrast.over_samples in ("paired", "grouped") for contrast in contrasts):
-            lines[0] = "± is one standard error of the computation; intervals are 95%, over the same samples for both."
+            lines[0] = lines[0][:-1] + ", over the same samples for both."
         if without:
             shown = ", ".join(without[:6]) + (f" and {len(without) - 6} more" if len(without) > 6 else "")
             lines.append(f"Without an error over samples, so decided on these samples alone: {shown}.")

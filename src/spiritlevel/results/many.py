@@ -71,11 +71,9 @@ def measures_table(ranked: Comparison) -> RenderableType:
 
 def legend(ranked: Comparison) -> list[str]:
     """Return what letters and intervals say."""
-    pairs = max((len(row.contrasts) for row in ranked.rows.values()), default=0)
     lines = [
         "Networks that share a letter (a number, where letters do not suffice) are not told apart by that measure, and "
-        f"those that share none are. Letters and intervals hold for all {pairs:,} pairs of a measure at once, with 95% "
-        "(Bonferroni)."
+        f"those that share none are. Letters and intervals hold with 95%{ranked.together} (Bonferroni)."
     ]
     without = [ranked.rows[name].title for name, ranking in ranked.rankings.items() if not ranking.over_samples]
     if without:

@@ -21,6 +21,11 @@ class Ranking:
     apart: Mapping[str, frozenset[str]]  # by network, those it is told apart from
     over_samples: bool  # whether the verdicts count the error over samples
 
+    @property
+    def words(self) -> str:
+        """The networks in order with their letters."""
+        return ", ".join(f"{label} {self.letters[label]}" for label in self.order)
+
     def best_of(self, labels: Collection[str]) -> list[str]:
         """Return of some networks the one that comes first and those it cannot be told apart from."""
         own = [label for label in self.order if label in labels]

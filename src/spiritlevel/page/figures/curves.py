@@ -18,6 +18,7 @@ DEEPEST = 1e-9  # of the largest value: smaller ones stand at the end of a relat
 
 
 MOST_NAMED = 24  # lines that a legend names
+MOST_TICKS = 12
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,19 @@ def _said(points: Sequence[CurvePoint]) -> str:
 
 def _places(alt: Any, points: Iterable[CurvePoint]) -> Any:
     """Return the axis along training: an epoch has no halves where none was measured."""
-    whole = all(point.place == round(point.place) for point in points)
-    return alt.Axis(tickMinStep=1, format="d") if whole else alt.Axis()
+    places = sorted({point.place for point in points})
+    if any(place != round(place) for place in places):
+        return alt.Axis()
+    # Given one by one: a least step is no more than a wish, and halves in whole numbers would repeat themselves.
+    return alt.Axis(values=places if len(places) <= MOST_TICKS else _round_numbers(places), format="d")
+
+
+def _round_numbers(places: Sequence[float]) -> list[int]:
+    """Return whole round numbers over the range of the places, at most so many."""
+    low, high = math.ceil(places[0]), math.floor(places[-1])
+    steps = (lead * 10**power for power in range(16) for lead in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step < MOST_TICKS)
+    return list(range(-(-low // step) * step, high + 1, step))
 
 
 def relative_curves(

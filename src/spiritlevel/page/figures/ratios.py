@@ -111,7 +111,7 @@ def ratio_figure(
             *([names] if names is not None else []),
         )
 
-    caption = "Lines are 95% intervals; those over samples are paired."
+    caption = f"Lines are 95% intervals{comparison.together}; those over samples are paired."
     if "undecided" in kinds:
         caption += " Undecided is what lies within its error."
     if turned:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.page import cells
-from spiritlevel.page.content import PageContent
+from spiritlevel.page.content import MOST_ONE_BY_ONE, PageContent
 from spiritlevel.page.parts import Cell, Explanation, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.contrasts import contrast_words
 from spiritlevel.results.numerals import MISSING
@@ -85,7 +85,9 @@ def _compared(content: PageContent, name: str) -> tuple[list[Cell], list[Cell]]:
         Cell(contrast_words(c), value=c.ratio.value if c is not None and c.ratio is not None else None)
         for c in contrasts
     ]
-    return ratios, [Cell(row.flattest or MISSING), Cell(row.holding.words)]
+    few = 2 < len(content.comparison.labels) <= MOST_ONE_BY_ONE
+    ranking = content.comparison.rankings.get(name) if few else None
+    return ratios, [Cell(row.flattest or MISSING, ranking.words if ranking else ""), Cell(row.holding.words)]
 
 
 def _row(content: PageContent, name: str, over_samples: bool) -> TableRow:

@@ -23,12 +23,11 @@ def section(content: PageContent) -> Section | None:
     ranked = content.ranked
     if ranked is None or not ranked.rankings:
         return None
-    pairs = max(len(row.contrasts) for row in ranked.rows.values())
     parts: list[Part] = [
         Words(
             "Networks that share a letter (a number, where letters do not suffice) are not told apart by that measure, "
-            f"and those that share none are. Letters and intervals hold for all {pairs:,} pairs of a measure at once, "
-            "with 95% (Bonferroni). Without an error over samples they hold on these samples alone."
+            f"and those that share none are. Letters and intervals hold with 95%{ranked.together} (Bonferroni). "
+            "Without an error over samples they hold on these samples alone."
         ),
         _networks(content, ranked),
         *_matrices(content, ranked),
