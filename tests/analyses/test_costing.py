@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel import page
+from spiritlevel.analyses import costing
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.spending import Spending
 from spiritlevel.measures.declaration import Cost
@@ -69,6 +71,25 @@ def test_the_cost_on_a_page_is_that_of_all_that_was_done(tmp_path: Path) -> None
             assert sum(part.header.wall_time for part in parts) <= cost.wall_time <= clock
             said = dict(facts(content))["cost"]
             assert said == f"{sum(cost.passes.values()):,.0f} passes over the data, {cost.wall_time:,.1f} s"
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("audit", 852.0), ("comparison", 504.0)])
+def test_the_time_of_a_question_is_taken_around_all_of_it(
+    name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A clock of our own, which only the question's beginning and end read: its cost is what went by between them.
+    clock = iter([1000.0, 1000.0 + seconds])
+    monkeypatch.setattr(costing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    one, other = small_problem(0), small_problem(1)
+    ask = {
+        "audit": lambda: sl.audit(one, ["hessian_trace"], strengths=["usual"], alphas=(10.0,)),
+        "comparison": lambda: sl.compare({"a": one, "b": other}, ["hessian_trace"], groups=0),
+    }
+    found: Any = ask[name]()
+    assert found.cost.wall_time == seconds
+    assert found.record()["cost"]["wall_time"] == seconds
+    assert dict(facts(page.together([found])))["cost"].endswith(f", {seconds:,.1f} s")
+    assert not any(report.header.wall_time == seconds for report in page.together([found]).reports.values())
 
 
 def test_an_audit_costs_more_than_the_measurement_it_begins_with(tmp_path: Path) -> None:

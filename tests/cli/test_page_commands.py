@@ -15,6 +15,8 @@ from spiritlevel.cli import main
 COMMANDS = {
     "one network": "measure NET a.pt DATA:pair --measures normalized_sharpness --set normalized_sharpness.lam=2",
     "several": "measure NET a.pt b.pt DATA:part --data-args count=30 --measures weight_norm --dtype float64",
+    "many": "measure NET a.pt b.pt c.pt DATA:pair --measures hessian_trace,weight_norm",
+    "a comparison of many": "compare NET a.pt b.pt c.pt d.pt e.pt DATA:pair -m hessian_trace --no-search --runs r.csv",
     "a comparison": "compare NET a.pt b.pt DATA:pair --measures hessian_trace --groups 4 --no-search",
     "an audit": "audit NET a.pt DATA:pair --measures weight_norm --strengths mild --alphas 2,4 --seed 3",
     "a spectrum": "spectrum NET a.pt DATA:pair --probes 3 --steps 6 --operator ggn --samples 30",
@@ -30,7 +32,8 @@ def _shown(page: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_the_command_on_a_page_makes_the_page_again(kind: str, here: Path) -> None:
-    for seed, name in enumerate(["a.pt", "b.pt"]):
+    Path("r.csv").write_text("path,run,epoch\n" + "".join(f"{name}.pt,{name < 'c'},1\n" for name in "abcde"))
+    for seed, name in enumerate(["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"]):
         torch.manual_seed(seed)
         shapes = {"hidden.weight": (6, 4), "hidden.bias": (6,), "head.weight": (3, 6), "head.bias": (3,)}
         torch.save({key: torch.randn(shape) for key, shape in shapes.items()}, name)
@@ -44,4 +47,5 @@ def test_the_command_on_a_page_makes_the_page_again(kind: str, here: Path) -> No
     first = _shown(page)
     assert any(re.search(r"\d", cell) for cell in first)
     assert _shown(Path("again.html").read_text(encoding="utf-8")) == first
+    asked = ["--measures" if word == "-m" else word for word in asked]
     assert {word for word in asked if word.startswith("--")} <= set(words), "what decides the numbers is on the page"

@@ -20,7 +20,7 @@ from spiritlevel.results.header import Header
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.estimate import Estimate
 
-SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # reordering changes nothing
+SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # permuting changes nothing
 HOSTILE = ("<b>x</b>", "<img src=x onerror=alert(1)>", "</script>")
 VALUES = {
     "hessian_trace": 10.0,

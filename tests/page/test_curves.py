@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from spiritlevel import page
 from spiritlevel.page import builder, points
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import DEEPEST, CurvePoint, curve, relative_curves
+from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.distributions import distribution
 from spiritlevel.page.palette import LIGHT
-from tests.page.material import made_report, sampled_report
+from spiritlevel.values.estimate import Estimate
+from tests.page.material import made_report, made_spectrum, sampled_report
 
 altair = pytest.importorskip("altair")
 
@@ -91,6 +96,41 @@ def test_no_line_is_drawn_through_a_few_points() -> None:
     axis = points.axis_of(x)
     assert points.fit(x[:3], 2 * x[:3], axis, axis) is None
     assert points.fit(x, 2 * x, axis, axis) is not None
+
+
+def test_a_stability_line_far_off_is_said_and_not_drawn() -> None:
+    spectrum = made_spectrum(largest=2.0)
+    for rate, drawn in ((0.7, True), (0.001, False)):
+        figure = density(spectrum, rate, "density")
+        places = [row["place"] for row in figure.data[1].values]
+        assert (2 / rate in places) == drawn
+        assert max(places) <= 4.0, "the spectrum keeps the axis"
+        assert f"2/lr = {2 / rate:.4g}." in figure.caption
+
+
+def test_a_spectrum_s_page_has_the_terminal_s_caveats_and_values_their_error_over_samples() -> None:
+    spectrum = made_spectrum()
+    first = builder.page_of(page.of_spectrum(spectrum)).first
+    assert first.table is not None
+    for sentence in spectrum.sentences:
+        assert sentence in first.table.note
+        assert sentence in " ".join(str(spectrum).split())
+    assert any("negative eigenvalues" in sentence for sentence in spectrum.sentences)
+    report = made_report()
+    report.estimates["hessian_trace"] = Estimate(46.079, verified=True, stderr_data=8.1, samples=400)
+    table = builder.page_of(page.of_reports(report)).first.table
+    assert table is not None
+    assert (table.rows[0].cells[1].text, table.rows[0].cells[1].small) == ("46.079", "± 8.1 over samples")
+
+
+def test_numbers_on_axes_are_written_as_people_write_them() -> None:
+    values = {"trace": [(10.0**power, 10.0 ** (2 * power)) for power in range(-4, 5)]}
+    wide = relative_curves(values, "α", "alpha", "Outputs scaled", base=1.0, places="log")
+    assert wide is not None
+    for figure in (wide, density(made_spectrum(), 0.7, "density")):
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", builder.image(figure, "svg").decode("utf-8"))
+        assert any(re.fullmatch(r"[\d.,e−-]+", text) for text in texts)
+        assert not [text for text in texts if "e+" in text]
 
 
 def test_what_is_said_of_runs_leads_from_no_run_to_another() -> None:

@@ -1,4 +1,4 @@
-"""The same problem with its network written down differently: rescaled, reordered, or with its outputs scaled."""
+"""The same problem with its network written down differently: rescaled, permuted, or with its outputs scaled."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SYMMETRIES: dict[str, DeclaredSymmetry] = {
         DeclaredSymmetry(
             "output_scaling", "scaling outputs", "output_scale", "scale of the outputs (T_α)", keeps_outputs=False
         ),
-        DeclaredSymmetry("permutation", "reordering units", "permutation", "order of hidden units"),
+        DeclaredSymmetry("permutation", "permuting units", "permutation", "permutations of hidden units"),
     )
 }
 RESCALINGS = tuple(name for name, each in SYMMETRIES.items() if each.rescales)

@@ -19,7 +19,7 @@ from spiritlevel.values.errors import UsageError
 
 
 def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
-    """Find where a network's weights can be rescaled or reordered without changing the function it computes.
+    """Find where a network's weights can be rescaled or permuted without changing the function it computes.
 
     ``example`` is a batch of inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs. The graph of
     the eval-mode network is traced on it and every channel gets a scale; operations say which scales are equal, which

@@ -131,7 +131,7 @@ def curve(
     if not joined:
         captions.append("In the order in which they were given; nothing says that they follow each other in training.")
     data = [rows, line, *([bands] if bands.values else [])]
-    height = 220 + (18 * -(-len(series) // columns) if named else 0)
+    height = 220 + (21 * -(-len(series) // columns) if named else 0)
     alt_text = f"{title} by {unit}. {_said(points)}.{ruled}"
     return Figure(name, title, draw, data, alt_text, height=height, caption=" ".join(captions))
 
