@@ -161,7 +161,7 @@ def fit(x: Vector, y: Vector, x_axis: Axis, y_axis: Axis) -> LineFit | None:
 
 
 def powers(alt: Any, **options: Any) -> Any:
-    """Return an axis over many orders of magnitude: 1e2, 1e-6 (a format of Vega's alone puts a plus before exponents)."""
+    """Return an axis over many orders of magnitude: 1e2, 1e-6 (Vega alone puts a plus before exponents)."""
     return alt.Axis(format=".0e", labelExpr="replace(format(datum.value, '.0e'), '+', '')", **options)
 
 
