@@ -144,3 +144,14 @@ def test_passes_are_said_in_the_field_s_words() -> None:
     )
     assert passes_in_words({"ggn product": 12_345.6}) == "12,346 GGN-vector products"
     assert str(Cost(forward=1, column="outputs - 1", product=2)) == "1 forward pass, outputs - 1 VJPs, 2 HVPs"
+
+
+def test_many_networks_cost_as_many_times_what_one_does() -> None:
+    passes = []
+    for count in (3, 6, 12):
+        networks = {str(seed): small_problem(seed) for seed in range(count)}
+        found = sl.compare(networks, ["hessian_trace", "rho_sum"], groups=3, search=False)
+        assert len(found.rows["rho_sum"].contrasts) == count * (count - 1) // 2
+        passes.append(sum(found.cost.passes.values()))
+    # Pairs are made of what was measured of each network; nothing is measured pair by pair.
+    assert passes[2] - passes[1] == pytest.approx(2 * (passes[1] - passes[0]), rel=0.05)

@@ -95,3 +95,22 @@ def test_a_comparison_read_again_ranks_alike() -> None:
     again = Comparison.from_record(found.record())
     assert again.answer == found.answer != []
     assert again.rankings == found.rankings
+
+
+def test_three_networks_show_their_letters_beside_their_ratios() -> None:
+    values = {"x": Estimate(1.0, stderr=0.1, how="estimated"), "y": Estimate(1.3, stderr=0.1, how="estimated")}
+    found = sl.compare({label: made(label, {"rho_sum": e}) for label, e in (values | {"z": Estimate(9.0)}).items()})
+    text = " ".join(as_text(found.table(), 200).split())
+    assert "x a, y a, z b" in text
+    assert "intervals are 95% for all 3 pairs of a measure at once" in text
+    two = " ".join(str(sl.compare({k: found.reports[k] for k in "xy"})).split())
+    assert "at once" not in two, "of two networks there is one pair"
+
+
+def test_the_figure_of_many_networks_is_their_curves_or_their_order() -> None:
+    pytest.importorskip("altair")
+    for reports, name in (
+        (made_runs(2, 3), "curves"),
+        ({f"n{k}": made("w", {"rho_sum": Estimate(k)}) for k in range(5)}, "ranks"),
+    ):
+        assert name in sl.compare(reports).figure().to_dict()["datasets"]

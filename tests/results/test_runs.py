@@ -54,6 +54,16 @@ def test_networks_of_folders_of_their_own_follow_each_other_in_no_training() -> 
     assert found_in(["run/epoch-1.pt", "run/epoch-2.pt"]).where("run/epoch-2.pt") == "epoch 2"
 
 
+def test_a_mere_number_is_a_place_in_training_where_several_runs_have_it() -> None:
+    assert found_in(["a/1.pt", "a/2.pt", "b/1.pt", "b/2.pt"]).in_training
+    assert not found_in(["width-64.pt", "width-128.pt"]).in_training
+    apart = found_in(["a/net-1.pt", "a/net-2.pt", "b/net-3.pt", "b/net-4.pt"])
+    assert apart.several
+    assert not apart.in_training
+    assert apart.ends == {}, "what is no training has no end"
+    assert found_in(["ckpt-1.pt", "ckpt-2.pt"]).in_training
+
+
 def test_headers_come_before_names() -> None:
     both = {
         f"x/epoch-{place}.pt": made("w", {}, run=f"r{place % 2}", epoch=100 + place, run_group="g")

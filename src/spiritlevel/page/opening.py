@@ -131,7 +131,7 @@ def _of_reports(content: PageContent) -> First:
     """Return the first screen of several reports that were not compared."""
     places, unit = content.runs.places, content.runs.unit
     ends = content.runs.ends
-    in_training = None if unit == "report" else places
+    in_training = places if content.runs.in_training else None
     return First(
         title=[(run, "") for run in ends] if 0 < len(ends) <= MOST_COLUMNS else _several_title(content),
         settings=facts.settings_line(content.reports.values()),
@@ -143,7 +143,7 @@ def _of_reports(content: PageContent) -> First:
         figure=epochs.signature(content),
         table=_several_table(content),
         kind="reports",
-        joined=" to " if unit != "report" and not ends else ", ",
+        joined=" to " if content.one_training else ", ",
     )
 
 

@@ -134,6 +134,12 @@ class Comparison(ResultBase):
         """Return the network that is flatter than all others by a measure, None where that is not decided."""
         return self.rows[measure].flattest
 
+    def figure(self, name: str = "") -> Any:
+        """Return one of the page's figures; by default the ratios, of many networks their curves or their order."""
+        if not name and len(self.labels) > MOST_SIDE_BY_SIDE:
+            name = "curves" if self.runs.in_training else "ranks"
+        return super().figure(name)
+
     # --- for the eye -----------------------------------------------------------------------------------------------
 
     def table(self) -> RenderableType:

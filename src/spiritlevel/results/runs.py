@@ -14,7 +14,7 @@ from spiritlevel.results.report import Report
 
 _PLACES = (
     ("epoch", r"(?<![a-z])ep(?:och)?[-_=]?(\d+)"),
-    ("step", r"(?:step|checkpoint|(?<![a-z])iter(?:ation)?)[-_=]?(\d+)"),
+    ("step", r"(?:step|checkpoint|ckpt|(?<![a-z])iter(?:ation)?)[-_=]?(\d+)"),
 )
 _NUMBER = r"(\d+)(?!.*\d)"
 # A seed in the name of a run, with what parts it from the rest.
@@ -42,8 +42,9 @@ class Runs:
 
     @property
     def in_training(self) -> bool:
-        """Whether the networks follow each other in a training."""
-        return self.unit != "report"
+        """Whether the networks follow each other in a training; a mere number says so where several runs have it."""
+        shared = self.several and len(set(self.places.values())) < len(self.places)
+        return self.unit in ("epoch", "step") or (self.unit == "number" and shared)
 
     @property
     def names(self) -> list[str]:
@@ -53,10 +54,10 @@ class Runs:
 
     @property
     def ends(self) -> dict[str, str]:
-        """The label of each run's last network, by run; nothing where there are no several runs."""
+        """The label of each run's last network, by run; nothing where there are no several runs of training."""
         found: dict[str, str] = {}
         for label in sorted(self.places, key=lambda label: self.places[label]):
-            if self.runs[label]:
+            if self.runs[label] and self.in_training:
                 found[self.runs[label]] = label
         return {run: found[run] for run in self.names if run in found}
 

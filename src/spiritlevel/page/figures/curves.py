@@ -129,7 +129,8 @@ def curve(
     if len(series) > MOST_NAMED:
         captions.append(f"{len(series)} lines; pointing at one names its network.")
     if not joined:
-        captions.append("In the order in which they were given; nothing says that they follow each other in training.")
+        order = "By the number in their names" if unit == "number" else "In the order in which they were given"
+        captions.append(f"{order}; nothing says that they follow each other in training.")
     data = [rows, line, *([bands] if bands.values else [])]
     height = 220 + (21 * -(-len(series) // columns) if named else 0)
     alt_text = f"{title} by {unit}. {_said(points)}.{ruled}"

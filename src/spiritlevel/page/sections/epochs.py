@@ -12,7 +12,12 @@ from spiritlevel.results.runs import Runs
 
 
 def signature(content: PageContent) -> Figure | None:
-    """Return the default measures in one figure, each against its first value; of several runs the first of them."""
+    """Return the default measures in one figure, each against its first value; of several runs the first of them.
+
+    What follows each other in no training has no such figure.
+    """
+    if not content.runs.in_training:
+        return None
     places, unit = content.runs.places, content.runs.unit
     if content.runs.several:
         name = next((name for name in content.measures if name in DEFAULT), content.measures[0])
@@ -53,7 +58,7 @@ def section(content: PageContent) -> Section | None:
 
 def how_grouped(runs: Runs) -> str:
     """Say what makes the runs, and which of them differ in their seed alone."""
-    words = f"{len(runs.ends)} runs, {runs.named_by}."
+    words = f"{len(runs.names)} runs, {runs.named_by}."
     for group, members in runs.members.items():
         words += f" {_and(members)} are taken to differ in their seed alone: {group}."
     return words
