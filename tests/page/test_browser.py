@@ -203,7 +203,7 @@ def test_numbers_are_those_of_the_json(browser: Any, pages: dict[str, Path]) -> 
             rows = opened.page.evaluate(
                 """id => Array.from(document.getElementById(id).tBodies, group => [
                     group.rows[0].cells[0].querySelector('small').textContent,
-                    group.rows[0].cells[1].textContent, group.rows[0].cells[1].dataset.value])""",
+                    group.rows[0].cells[1].firstChild.textContent.trim(), group.rows[0].cells[1].dataset.value])""",
                 table,
             )
             assert len(rows) == (6 if table == "table-first-table" else len(report))
