@@ -69,7 +69,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     contents["epochs"] = page.of_reports(stages, learning_rate=0.7)
     contents["study"] = page.of_studies(_records(folder))
     contents["runs"] = page.of_reports(made_runs(samples=200))
-    contents["networks"] = page.of_comparison(compare(made_runs(20, 1)))
+    contents["networks"] = page.of_comparison(compare({f"a long name/{k}": r for k, r in made_runs(20, 1).items()}))
     files = {kind: folder / f"{kind}.html" for kind in KINDS}
     for kind, file in files.items():
         page.write(contents[kind], file)
@@ -142,9 +142,10 @@ def test_every_page_fits_and_is_silent(browser: Any, pages: dict[str, Path], kin
         assert cut == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_of_an_axis_do_not_overlap(browser: Any, pages: dict[str, Path], kind: str) -> None:
-    with Opened(browser, pages[kind]) as opened:
+def test_labels_of_an_axis_do_not_overlap(browser: Any, pages: dict[str, Path], kind: str, width: int) -> None:
+    with Opened(browser, pages[kind], width) as opened:
         opened.open_all()
         overlapping = opened.page.evaluate(
             """() => Array.from(document.querySelectorAll('.role-axis-label, .role-legend-label')).flatMap(group => {

@@ -74,6 +74,12 @@ def test_headers_come_before_names() -> None:
     assert runs.members == {"g": ["r0", "r1"]}
 
 
+def test_networks_at_one_place_of_one_run_are_no_training() -> None:
+    runs = runs_of({f"{label}.pt": made("w", {}, epoch=10) for label in "abc"})
+    assert not runs.in_training
+    assert runs.where("b.pt") == "b.pt"
+
+
 def test_a_table_says_which_run_and_where(tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text("path,run,epoch,group,test_accuracy\nout/a.json,one,3,g,0.9\nout/b.json,two,,g,\nc.json,,,,\n")

@@ -46,10 +46,10 @@ def measures_ranked(ranked: Comparison) -> list[str]:
 
 def _title(content: PageContent) -> list[tuple[str, str]]:
     labels, runs = list(content.reports), content.runs
-    if runs.several:
+    if runs.several and runs.in_training:
         names = runs.names
         steps = sorted(set(runs.places.values()))
-        over = f", {runs.unit} {steps[0]:g} to {steps[-1]:g}" if runs.in_training and len(steps) > 1 else ""
+        over = f", {runs.unit} {steps[0]:g} to {steps[-1]:g}" if len(steps) > 1 else ""
         muted = f"{len(labels):,} networks{over}"
         if len(names) <= MOST_TITLES:
             return [*((name, "") for name in names[:-1]), (names[-1], f"({muted})")]

@@ -56,6 +56,11 @@ class Palette:
         }
 
 
+def ending(text: str, most: int = 22) -> str:
+    """Return a name that is too long by its end, where files and runs differ."""
+    return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
 def in_lines(text: str, width: int = 30) -> str:
     """Return a label in lines of about so many letters, broken between words only."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)) or text

@@ -102,15 +102,21 @@ def _places(reports: Mapping[str, Report], runs: Mapping[str, str], alone: bool)
     """Return where each network stands in training and the unit: from its header, its name, or its order."""
     for unit in ("epoch", "step"):
         found = {label: getattr(report.header, unit) for label, report in reports.items()}
-        if all(isinstance(value, (int, float)) for value in found.values()):
+        said = all(isinstance(value, (int, float)) for value in found.values())
+        if said and _apart(runs, found):
             return {label: float(value) for label, value in found.items()}, unit
     for unit, pattern in (*_PLACES, *(() if alone else (("number", _NUMBER),))):
         matches = {label: re.search(pattern, _named(label, pattern), re.IGNORECASE) for label in reports}
         if all(matches.values()):
             numbers = {label: float(match.group(1)) for label, match in matches.items() if match}
-            if len({(runs[label], number) for label, number in numbers.items()}) == len(numbers):
+            if _apart(runs, numbers):
                 return numbers, unit
     return {label: float(position + 1) for position, label in enumerate(reports)}, "report"
+
+
+def _apart(runs: Mapping[str, str], places: Mapping[str, float]) -> bool:
+    """Return whether no two networks stand at one place of one run: those of no run would then be no training."""
+    return len({(runs[label], place) for label, place in places.items()}) == len(places)
 
 
 def _named(label: str, pattern: str) -> str:

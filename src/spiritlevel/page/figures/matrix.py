@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.page.extras import need
-from spiritlevel.page.palette import Palette
+from spiritlevel.page.palette import Palette, ending
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 from spiritlevel.results.numerals import plain
@@ -22,7 +22,7 @@ UNDECIDED = "≈"
 def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str], name: str) -> Figure | None:
     """Return the pairs of some networks, sharper rows and columns last; None where no pair has a contrast."""
     columns = [str(place + 1) for place in range(len(order))]
-    heads = [f"{place} {name}" for place, name in zip(columns, short_names)]
+    heads = [f"{place} {ending(name, 18)}" for place, name in zip(columns, short_names)]
     names = dict(zip(order, heads))
     rank = {label: place for place, label in enumerate(order)}
     values: list[dict[str, Any]] = []
@@ -41,7 +41,8 @@ def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str],
             {
                 "row": names[sharper],
                 "column": columns[rank[flatter]],
-                "against": names[flatter],
+                "network": sharper,
+                "against": flatter,
                 "size": short(abs(math.log(value)) if own.ratio is not None else abs(value)),
                 "told": told,
                 "words": own.words,
@@ -58,18 +59,23 @@ def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str],
     def draw(palette: Palette) -> Any:
         alt = need("altair")
         base = alt.Chart(alt.NamedData(rows.name)).encode(
-            x=alt.X("column:N", scale=alt.Scale(domain=columns), title=None, axis=alt.Axis(orient="top", labelAngle=0)),
-            y=alt.Y("row:N", scale=alt.Scale(domain=heads), title=None, axis=alt.Axis(labelLimit=150)),
+            x=alt.X(
+                "column:N",
+                scale=alt.Scale(domain=columns),
+                title=None,
+                axis=alt.Axis(orient="top", labelAngle=0, labelOverlap=True),
+            ),
+            y=alt.Y("row:N", scale=alt.Scale(domain=heads), title=None, axis=alt.Axis(labelLimit=190)),
         )
         told = ["told apart", "not told apart"] if decided else ["not told apart"]
         colours = [palette.orange, palette.grey] if decided else [palette.grey]
         squares = base.mark_rect(stroke=palette.grid).encode(
             color=alt.Color(
-                "told:N", scale=alt.Scale(domain=told, range=colours), legend=alt.Legend(orient="bottom", columns=2)
+                "told:N", scale=alt.Scale(domain=told, range=colours), legend=alt.Legend(orient="bottom", columns=1)
             ),
             opacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, largest], range=[0.12, 0.85]), legend=None),
             tooltip=[
-                alt.Tooltip("row:N", title="network"),
+                alt.Tooltip("network:N", title="network"),
                 alt.Tooltip("against:N", title="against"),
                 alt.Tooltip("words:N", title="with its interval"),
                 alt.Tooltip("told:N", title="verdict"),
@@ -84,6 +90,6 @@ def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str],
         draw,
         [rows],
         f"{row.title}, each network against each flatter one: {'; '.join(said[:60])}.",
-        height=100 + side * len(order),
+        height=120 + side * len(order),
         caption=f"Stronger is a larger ratio of the row's value to the column's; {UNDECIDED} is not told apart.",
     )

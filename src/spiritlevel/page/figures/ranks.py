@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.page.extras import need
-from spiritlevel.page.palette import Palette
+from spiritlevel.page.palette import Palette, ending
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
 from spiritlevel.results.numerals import value_text
@@ -35,11 +35,15 @@ def ranks_figure(content: PageContent, ranked: Comparison, name: str) -> Figure:
         and max(v[1] for v in values) / min(v[1] for v in values) > LOG_SPREAD
     )
     least = min(value for _, value, _, _ in values) / 2 if log else -math.inf
+    names = {label: ending(label) for label in labels}
+    if len(set(names.values())) < len(names):
+        names = {label: label for label in labels}
     rows = Rows(
         "ranks",
         [
             {
                 "label": label,
+                "name": names[label],
                 "value": short(value),
                 "low": short(max(low, least)),
                 "high": short(high),
@@ -53,7 +57,12 @@ def ranks_figure(content: PageContent, ranked: Comparison, name: str) -> Figure:
         alt = need("altair")
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
         base = alt.Chart(alt.NamedData(rows.name)).encode(
-            y=alt.Y("label:N", sort=labels, title=None, axis=alt.Axis(labelLimit=170, domain=False, ticks=False))
+            y=alt.Y(
+                "name:N",
+                sort=list(names.values()),
+                title=None,
+                axis=alt.Axis(labelLimit=190, domain=False, ticks=False),
+            )
         )
         x = alt.X("value:Q", scale=scale, title=None, axis=alt.Axis(tickCount=5, format=".6~g"))
         tooltip = [
