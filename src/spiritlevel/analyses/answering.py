@@ -32,13 +32,15 @@ def answer_of_many(compared: Comparison, measures: Mapping[str, Measure]) -> lis
         aside = "though none of these networks is at a minimum"
     elif left_out:
         aside = f"leaving out the {left_out:,} of {len(reports):,} networks that {_are(left_out)} not at a minimum"
-    found.append(_sentence(aside, _flattest(rankings, kept or list(reports), runs, reports)))
+    flattest = _flattest(rankings, kept or list(reports), runs, reports)
+    found.append(_sentence(aside, flattest))
     ends = [label for label in runs.ends.values() if label in kept] or list(runs.ends.values())
     if 1 < len(ends) < len(reports):
         whole = (
             "the runs" if len(ends) == len(runs.ends) else f"the {len(ends)} of {len(runs.ends)} runs that are left in"
         )
-        found.append(_sentence(f"at the end of {whole}", _flattest(rankings, ends, runs, reports)))
+        at_end = _flattest(rankings, ends, runs, reports)
+        found.append(_sentence(f"at the end of {whole}", "the same holds" if at_end == flattest else at_end))
     first = next(iter(rankings))
     words = measures[first].words if first in measures else words_of(first, compared.rows[first].title)
     return [*found, *_by_test_accuracy(compared, rankings[first], words)]
