@@ -190,6 +190,22 @@ def test_of_equal_networks_no_pair_is_told_apart_as_often_as_is_said(groups: int
     assert wrong_alone / trials > 0.25, "pairs that take 5% each are wrong together far more often"
 
 
+def test_of_networks_equal_but_for_their_samples_as_few_are_told_apart() -> None:
+    rng = np.random.default_rng(7)
+    trials, wrong = 150, 0
+    for _ in range(trials):
+        hard = rng.lognormal(0, 1, 200)
+        reports = {}
+        for label in "ABCDEFGH":
+            samples = torch.from_numpy(hard * rng.lognormal(0, 0.5, 200))
+            reports[label] = made(label, {NAME: Estimate(float(samples.mean()))})
+            reports[label].per_sample[NAME] = samples
+        every = contrasts_of(NAME, reports, "larger", seed=int(rng.integers(1 << 30)))
+        assert all(each.over_samples == "paired" for each in every)
+        wrong += any(each.decided for each in every)
+    assert wrong / trials <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
+
+
 @pytest.mark.parametrize("errors", [(0.05, 0.05), (0.2, 0.2), (0.1, 0.45), (0.45, 0.1), (0.35, 0.35), (0.6, 0.6)])
 def test_intervals_cover_and_verdicts_err_as_often_as_they_say(errors: tuple[float, float]) -> None:
     # Whatever the errors are of the values, where there is a ratio and where there is none.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from spiritlevel import page
-from spiritlevel.page import builder
+from spiritlevel.page import builder, embedding
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.curves import MOST_NAMED, CurvePoint, curve
+from spiritlevel.page.figures.matrix import FAINT_TO_STRONG
 from spiritlevel.page.figures.ranks import MOST_ROWS
 from spiritlevel.page.palette import LIGHT
 from spiritlevel.page.parts import PageTable, Words
@@ -72,6 +74,25 @@ def test_pairs_are_drawn_with_the_verdicts_of_their_intervals(runs: int, epochs:
         assert (cell["told"] == "told apart") == told[cell["words"]]
         assert (cell["text"] == "≈") == (cell["told"] == "not told apart")
     assert {cell["told"] for cell in drawn} == {"told apart", "not told apart"} or size == 5
+
+
+def test_text_in_a_matrix_stands_against_its_squares() -> None:
+    """By at least 4.5 to 1, on the strongest square of either colour, light and dark."""
+
+    def lightness(colour: list[float]) -> float:
+        parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    schemes = re.findall(r":root \{(.*?)\}", embedding.asset("page.css"), re.DOTALL)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        named = dict(re.findall(r"--(\w+): #([0-9a-f]{6})", scheme))
+        colours = {name: [int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)] for name, code in named.items()}
+        for square in ("orange", "grey"):
+            share = FAINT_TO_STRONG[1]
+            drawn = [share * c + (1 - share) * p for c, p in zip(colours[square], colours["paper"])]
+            low, high = sorted((lightness(drawn), lightness(colours["ink"])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (square, scheme)
 
 
 def points(series: Sequence[tuple[str, str]], places: int = 3) -> list[CurvePoint]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_WITH_NUMBERS = 7
 UNDECIDED = "≈"
+FAINT_TO_STRONG = [0.1, 0.5]  # no stronger, so that the text in it stays readable, light and dark
 
 
 def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str], name: str) -> Figure | None:
@@ -73,7 +74,7 @@ def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str],
             color=alt.Color(
                 "told:N", scale=alt.Scale(domain=told, range=colours), legend=alt.Legend(orient="bottom", columns=1)
             ),
-            opacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, largest], range=[0.12, 0.85]), legend=None),
+            opacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, largest], range=FAINT_TO_STRONG), legend=None),
             tooltip=[
                 alt.Tooltip("network:N", title="network"),
                 alt.Tooltip("against:N", title="against"),

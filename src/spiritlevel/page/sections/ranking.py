@@ -91,4 +91,4 @@ def _matrices(content: PageContent, ranked: Comparison) -> list[Part]:
             found.append(drawn)
     if len(few) > MOST_IN_A_MATRIX:
         which = f"{MOST_IN_A_MATRIX} of the {len(few)} networks, at even distances in the order of each measure"
-    return [Words(f"Pairs of {which}, the flattest first.", strong="Pairs"), *found] if found else []
+    return [Words(f"Pairs of {which}, the flattest first."), *found] if found else []
