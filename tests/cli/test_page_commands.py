@@ -49,3 +49,20 @@ def test_the_command_on_a_page_makes_the_page_again(kind: str, here: Path) -> No
     assert _shown(Path("again.html").read_text(encoding="utf-8")) == first
     asked = ["--measures" if word == "-m" else word for word in asked]
     assert {word for word in asked if word.startswith("--")} <= set(words), "what decides the numbers is on the page"
+
+
+def test_the_command_on_a_study_s_page_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {}
+    command = ["study", "run", "margins-fig1"]
+    for name in ("asked", "again"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)  # with nothing computed yet
+        assert main([*command, "--quiet"]) == 0
+        assert main(["study", "show", "margins-fig1", "--html", "page.html"]) == 0
+        pages[name] = Path("page.html").read_text(encoding="utf-8")
+        (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", pages[name], re.DOTALL)
+        command = shlex.split(html.unescape(line))[1:]
+    claims = re.findall(r'<table id="table-[\w-]*claims[\w-]*".*?</table>', pages["asked"], re.DOTALL)
+    assert claims
+    assert "holds" in claims[0]
+    assert re.findall(r'<table id="table-[\w-]*claims[\w-]*".*?</table>', pages["again"], re.DOTALL) == claims
