@@ -114,3 +114,13 @@ def test_the_figure_of_many_networks_is_their_curves_or_their_order() -> None:
         ({f"n{k}": made("w", {"rho_sum": Estimate(k)}) for k in range(5)}, "ranks"),
     ):
         assert name in sl.compare(reports).figure().to_dict()["datasets"]
+
+
+def test_a_file_of_an_earlier_version_is_read_by_what_its_intervals_hold_for() -> None:
+    record = sl.compare(made_runs(2, 3)).record()
+    del record["answer"]
+    old = Comparison.from_record(record)
+    text = " ".join(str(old).split())
+    assert text.startswith(old.reading[0])
+    assert "Letters and intervals hold with 95% for each pair by itself." in text
+    assert "at once" not in text

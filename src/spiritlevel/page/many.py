@@ -22,7 +22,7 @@ def ranked_screen(content: PageContent) -> First:
     """Return the first screen of networks that are ranked."""
     ranked = content.ranked
     assert ranked is not None
-    strong, *rest = ranked.answer or ["None of these measures says which network is flatter."]
+    strong, *rest = ranked.answer or ranked.reading[:1]
     rest += ranked.reading[1:] if content.comparison is not None else []
     if content.one_training:
         rest.append(sentences.of_several(content, content.runs.places, content.runs.unit)[0])

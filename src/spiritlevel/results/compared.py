@@ -128,7 +128,11 @@ class Comparison(ResultBase):
     def together(self) -> str:
         """For how many pairs of a measure an interval holds at once, in words that follow "95%"; nothing for one."""
         pairs = max((len(row.contrasts) for row in self.rows.values()), default=0)
-        return f" for all {pairs:,} pairs of a measure at once" if pairs > 1 and self.answer else ""
+        if pairs <= 1:
+            return ""
+        if not self.answer and self.rankings:  # a file of version 0.2
+            return " for each pair by itself"
+        return f" for all {pairs:,} pairs of a measure at once (Bonferroni)"
 
     def flatter(self, measure: str) -> str | None:
         """Return the network that is flatter than all others by a measure, None where that is not decided."""

@@ -22,7 +22,7 @@ def table(ranked: Comparison, failures: Mapping[str, str] | None = None) -> Rend
     from rich.console import Group
     from rich.text import Text
 
-    strong, *rest = ranked.answer or ["None of these measures says which network is flatter."]
+    strong, *rest = ranked.answer or ranked.reading[:1]
     names = _row_names(ranked)
     letters = {name: {names[k]: own for k, own in r.letters.items()} for name, r in ranked.rankings.items()}
     parts: list[RenderableType] = [
@@ -73,7 +73,7 @@ def legend(ranked: Comparison) -> list[str]:
     """Return what letters and intervals say."""
     lines = [
         "Networks that share a letter (a number, where letters do not suffice) are not told apart by that measure, and "
-        f"those that share none are. Letters and intervals hold with 95%{ranked.together} (Bonferroni)."
+        f"those that share none are. Letters and intervals hold with 95%{ranked.together}."
     ]
     without = [ranked.rows[name].title for name, ranking in ranked.rankings.items() if not ranking.over_samples]
     if without:

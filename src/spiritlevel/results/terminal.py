@@ -143,7 +143,7 @@ class _Columns:
         self.corner, self.labels, self.heads, self.cells = corner, list(map(for_terminal, labels)), heads, cells
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first = min(max(map(cell_len, [*self.labels, self.corner])), options.max_width // 3)
+        first = min(max(map(cell_len, [*self.labels, self.corner])), options.max_width * 2 // 5)
         portions: list[list[str]] = []
         room = 0
         for key in self.heads:

@@ -26,7 +26,7 @@ def section(content: PageContent) -> Section | None:
     parts: list[Part] = [
         Words(
             "Networks that share a letter (a number, where letters do not suffice) are not told apart by that measure, "
-            f"and those that share none are. Letters and intervals hold with 95%{ranked.together} (Bonferroni). "
+            f"and those that share none are. Letters and intervals hold with 95%{ranked.together}. "
             "Without an error over samples they hold on these samples alone."
         ),
         _networks(content, ranked),
