@@ -146,7 +146,7 @@ def _elided(shown: str) -> bool:
 
 def _words(lines: list[str]) -> list[str]:
     text = _TIMES.sub("TIME", "\n".join(lines))
-    return re.sub(r"[─-╿]+|[█▏-▉]+", " ", text).split()
+    return re.sub(r"[─-╿]+|[█-▏]+", " ", text).split()
 
 
 def _apart(old: list[str], new: list[str]) -> list[str]:
