@@ -17,18 +17,26 @@ _PUBLIC = {
     "Result": "spiritlevel.values.estimate",
     "Report": "spiritlevel.results",
     "collect": "spiritlevel.results",
+    "load_reports": "spiritlevel.results",
     "SpiritlevelError": "spiritlevel.values.errors",
     "UsageError": "spiritlevel.values.errors",
     "load_weights": "spiritlevel.inputs.weights.checkpoints",
     "declare": "spiritlevel.measures.declaration",
-    "Cost": "spiritlevel.measures.declaration",
+    "Measure": "spiritlevel.measures.declaration",
+    "Cost": "spiritlevel.measures.costs",
     "measure": "spiritlevel.analyses.measuring",
+    "MeasuringInterrupted": "spiritlevel.analyses.measuring",
     "plan": "spiritlevel.analyses.planning",
+    "Plan": "spiritlevel.analyses.planning",
     "audit": "spiritlevel.analyses.auditing",
     "compare": "spiritlevel.analyses.comparison",
-    "curvature": "spiritlevel.analyses.measuring",
+    "Audit": "spiritlevel.results.audits",
+    "Comparison": "spiritlevel.results.compared",
+    "curvature": "spiritlevel.analyses.diagonal_blocks",
+    "CurvatureView": "spiritlevel.analyses.diagonal_blocks",
     "per_sample": "spiritlevel.analyses.measuring",
     "eigenvalues": "spiritlevel.analyses.eigenvalue_search",
+    "Eigenvalues": "spiritlevel.analyses.eigenvalue_search",
     "spectrum": "spiritlevel.analyses.spectra",
     "Spectrum": "spiritlevel.results.spectrum_result",
 }
@@ -37,6 +45,7 @@ _MODULES = {
     "losses": "spiritlevel.inputs.losses",
     "operators": "spiritlevel.engine.operators",
     "measures": "spiritlevel.measures",
+    "results": "spiritlevel.results",
     "reference": "spiritlevel.measures.reference",
     "symmetries": "spiritlevel.analyses.symmetries",
     "nets": "spiritlevel.lab.nets",
@@ -45,8 +54,15 @@ _MODULES = {
 }
 
 __all__ = [
+    "Audit",
+    "Comparison",
     "Cost",
+    "CurvatureView",
+    "Eigenvalues",
     "Estimate",
+    "Measure",
+    "MeasuringInterrupted",
+    "Plan",
     "Problem",
     "Report",
     "Result",
@@ -61,6 +77,7 @@ __all__ = [
     "datasets",
     "declare",
     "eigenvalues",
+    "load_reports",
     "load_weights",
     "losses",
     "measure",
@@ -70,19 +87,21 @@ __all__ = [
     "per_sample",
     "plan",
     "reference",
+    "results",
     "spectrum",
     "symmetries",
     "training",
 ]
 
 if TYPE_CHECKING:
-    from spiritlevel import measures
+    from spiritlevel import measures, results
     from spiritlevel.analyses import symmetries
     from spiritlevel.analyses.auditing import audit
     from spiritlevel.analyses.comparison import compare
-    from spiritlevel.analyses.eigenvalue_search import eigenvalues
-    from spiritlevel.analyses.measuring import curvature, measure, per_sample
-    from spiritlevel.analyses.planning import plan
+    from spiritlevel.analyses.diagonal_blocks import CurvatureView, curvature
+    from spiritlevel.analyses.eigenvalue_search import Eigenvalues, eigenvalues
+    from spiritlevel.analyses.measuring import MeasuringInterrupted, measure, per_sample
+    from spiritlevel.analyses.planning import Plan, plan
     from spiritlevel.analyses.spectra import spectrum
     from spiritlevel.engine import operators
     from spiritlevel.engine.problem import Problem
@@ -90,8 +109,11 @@ if TYPE_CHECKING:
     from spiritlevel.inputs.weights.checkpoints import load_weights
     from spiritlevel.lab import datasets, nets, training
     from spiritlevel.measures import reference
-    from spiritlevel.measures.declaration import Cost, declare
-    from spiritlevel.results import Report, collect
+    from spiritlevel.measures.costs import Cost
+    from spiritlevel.measures.declaration import Measure, declare
+    from spiritlevel.results import Report, collect, load_reports
+    from spiritlevel.results.audits import Audit
+    from spiritlevel.results.compared import Comparison
     from spiritlevel.results.spectrum_result import Spectrum
     from spiritlevel.values.errors import SpiritlevelError, UsageError
     from spiritlevel.values.estimate import Estimate, Result

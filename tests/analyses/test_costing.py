@@ -17,7 +17,7 @@ from spiritlevel import page
 from spiritlevel.analyses import costing
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.spending import Spending
-from spiritlevel.measures.declaration import Cost
+from spiritlevel.measures.costs import Cost
 from spiritlevel.page.facts import facts
 from spiritlevel.page.sections import settings
 from spiritlevel.results.cost import passes_in_words

@@ -10,7 +10,8 @@ import torch
 
 import spiritlevel as sl
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import COST_WORDS, Cost, Extent, declare, in_sentence
+from spiritlevel.measures.costs import COST_WORDS, Cost, Extent
+from spiritlevel.measures.declaration import declare, in_sentence
 from spiritlevel.measures.registry import MEASURES, words_of
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS

@@ -65,10 +65,57 @@ def audit(
 ) -> Audit:
     """Measure before and after every symmetry found in the network: which numbers would change, and by how much.
 
-    ``strengths``: names among "mild", "usual" (factors in [5, 25]) and "extreme", or a mapping from names to ranges.
-    ``alphas``: the grid of the T_α sweep; empty for none.  The audit works on a float64 copy unless ``dtype=None``, so
-    that what rounding changes is not taken for what the symmetry changes.  ``seconds`` are shared by all measurements:
-    what there was no time to try is among what was refused, and what is not known well enough is undecided.
+    Verdicts come from measuring alone, on a float64 copy unless ``dtype=None``, so that what rounding changes is not
+    taken for what the symmetry changes.
+
+    Parameters
+    ----------
+    problem : Problem or torch.nn.Module
+        What to audit; with a network ``data`` must be given too.
+    data : tensors, Dataset, DataLoader or batches
+        The data, where a network was given; as for `Problem`.
+    measures : str, Measure or list of these
+        As for `measure`.
+    strengths : list of str or mapping
+        Names among "mild", "usual" (factors in [5, 25]) and "extreme", or a mapping from names to ranges; by default
+        all.
+    alphas : sequence of float
+        The grid of the T_α sweep, in which the outputs are scaled; empty for none.
+    settings : mapping
+        Settings of measures, as for `measure`.
+    seed : int
+        Seed of the factors and of everything that is drawn while measuring.
+    tolerance : float
+        As for `measure`.
+    dtype : str or torch.dtype
+        "float64", "float32", or None for the network's own.
+    seconds : float
+        Shared by all measurements: what there was no time to try is among what was refused, and what is not known well
+        enough is undecided.
+    progress : bool
+        Whether to show progress on standard error.
+    **options
+        Arguments of `Problem`, where a network was given.
+
+    Returns
+    -------
+    Audit
+        A verdict for each measure and symmetry, with the trials behind it.
+
+    Raises
+    ------
+    UsageError
+        A measure, a setting, a strength or an α does not exist or has a value that the message names.
+    SpiritlevelError
+        The network cannot be measured on this data.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=50)
+    >>> found = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=["usual"], alphas=())
+    >>> found.verdict("hessian_trace", "layer_rescaling"), found.verdict("rho_sum", "layer_rescaling")
+    ('changes', 'invariant')
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data

@@ -22,6 +22,7 @@ from spiritlevel.analyses.holding import Check, declared_holding
 from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
 from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
+from spiritlevel.analyses.where_they_stand import by_standing, off_minimum, untold, untrained
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
@@ -32,13 +33,11 @@ from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
 from spiritlevel.results.contrasts import Contrast, largest_of
 from spiritlevel.results.runs_table import RunsTable, described_by
-from spiritlevel.results.standing import Standing, size_words, standing_of, untold_words
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation
 
 BINS = 30
 FEWEST_FOR_CORRELATION = 4
-MOST_NAMED = 3
 
 
 @costed
@@ -63,12 +62,69 @@ def compare(
 
     All must have been measured on the same samples with the same loss.  Measures without a value of their own for each
     sample are measured again on ``groups`` disjoint parts of the data, for an error over samples.  With networks at
-    hand it is measured on rescaled float64 copies which orderings survive, and with ``search`` the smallest rescaling
-    that reverses one is looked for; saved reports have only what the measures declare.  ``test`` is data on which loss
-    and accuracy are taken beside; ``headers`` adds to each network's report what it is: model, weights, data, trained;
-    ``runs`` which run it is of and where in it: a CSV file or data frame with the columns path, run, epoch or step,
-    group (runs that differ in their seed) and test_accuracy, or a mapping from label to run.
-    Of ``seconds`` half is for the networks themselves, and a quarter each for the groups and for the rescaled copies.
+    hand it is measured on rescaled float64 copies which orderings survive; saved reports have only what the measures
+    declare.
+
+    Parameters
+    ----------
+    networks : mapping, or list of paths or reports
+        Problems, reports or paths of saved reports by label; or reports and paths, whose labels are their weights'
+        names and the paths themselves. All problems, or all reports.
+    measures : str, Measure or list of these
+        As for `measure`; of reports, all that they have in common.
+    test : tensors, Dataset, DataLoader or batches
+        Data on which loss and accuracy are taken beside; with problems only.
+    settings : mapping
+        Settings of measures, as for `measure`.
+    seed : int
+        Seed of everything that is drawn.
+    tolerance : float
+        As for `measure`.
+    groups : int
+        Parts of the data for errors over samples.
+    strengths : list of str or mapping
+        Factors of the rescalings that are tried, as for `audit`.
+    search : bool
+        Whether to look for the smallest rescaling that reverses an ordering.
+    dtype : str or torch.dtype
+        The dtype of the rescaled copies; None for the networks' own.
+    headers : mapping
+        What to add to each network's report, by label: model, weights, data, trained.
+    runs : path, data frame or mapping
+        Which run each network is of and where in it: a CSV file or data frame with the columns path, run, epoch or
+        step, group (runs that differ in their seed) and test_accuracy, or a mapping from label to run.
+    seconds : float
+        By when to answer; half of it is for the networks themselves, and a quarter each for the groups and for the
+        rescaled copies.
+    progress : bool
+        Whether to show progress on standard error.
+
+    Returns
+    -------
+    Comparison
+        Every measure side by side, which network is flatter by it, and whether that survives rescaling.
+
+    Raises
+    ------
+    UsageError
+        There are fewer than two networks, problems and reports together, or networks with other data or another loss.
+    SpiritlevelError
+        A network cannot be measured on its data.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits").subset(range(100))
+    >>> networks = {}
+    >>> for name, size in {"small batch": 5, "large batch": 100}.items():
+    ...     model = sl.nets.build("digits_mlp", seed=0)
+    ...     record = sl.training.train(model, data, steps=1000, batch_size=size)
+    ...     networks[name] = sl.Problem(model, data)
+    >>> found = sl.compare(networks, ["hessian_trace", "rho_sum"], search=False)
+    >>> found.rows["hessian_trace"].contrasts[0].words
+    '2.68 (2.27 to 3.12)'
+    >>> found.flatter("hessian_trace"), found.rows["hessian_trace"].holding.kind
+    ('small batch', 'changes')
     """
     given, deadline = labelled(networks), deadline_of(seconds)
     if len(given) < 2:
@@ -108,13 +164,13 @@ def compare(
     _give(problems, deadline, 1 / 2)
     by_group = measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance)
     _give(problems, deadline, 1)
-    check, untold = None, ""
+    check, not_tried = None, ""
     try:
         check = Check(
             problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
         )
     except TimeSpent as error:
-        untold = f"Which orderings survive rescaling is what measures declare, not tried on these networks: {error}."
+        not_tried = f"Which orderings survive rescaling is what measures declare, not tried on these networks: {error}."
     found = assemble(
         reports,
         {own.name: own for own in chosen},
@@ -124,7 +180,7 @@ def compare(
         check=check,
         test=tested,
     )
-    notes = [untold] if untold else []
+    notes = [not_tried] if not_tried else []
     if deadline is not None and rest and groups > 1 and not by_group:
         notes.append("There was no time for errors over samples of measures without a value of each sample.")
     if deadline is not None and check is not None and deadline.left <= 0:
@@ -158,18 +214,18 @@ def assemble(
     rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
     counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
     findings = [_finding(row, measures.get(row.name)) for row in counted]
-    untrained, away = _untrained(reports), _by_standing(reports, "no")
+    initial, away = untrained(reports), by_standing(reports, "no")
     bins, margins = _margins(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
     notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
-    notes += _untold(reports)
+    notes += untold(reports)
     if check is not None:
         notes += check.notes
     found = Comparison(
         reports=dict(reports),
         rows=rows,
-        reading=reading_of(labels, findings, untrained=untrained, not_at_minimum=away),
-        headings=[*([untrained] if untrained else []), *_off_minimum(reports, away)],
+        reading=reading_of(labels, findings, untrained=initial, not_at_minimum=away),
+        headings=[*([initial] if initial else []), *off_minimum(reports, away)],
         notes=notes,
         agreement=_agreement(rows, reports),
         margin_bins=bins,
@@ -255,47 +311,6 @@ def _finding(row: ComparisonRow, own: Measure | None) -> Finding:
         factor=None if reversal is None else reversal.factor,
         kind="" if reversal is None else reversal.kind,
     )
-
-
-def _untrained(reports: Mapping[str, Report]) -> str:
-    """Return what must be said before any number where a network was never trained."""
-    untrained = [label for label, report in reports.items() if report.header.trained is False]
-    if not untrained:
-        return ""
-    are = "is a network as initialised" if len(untrained) == 1 else "are networks as initialised"
-    return f"{_and(untrained)} {are}, so these numbers do not compare trained minima."
-
-
-def _by_standing(reports: Mapping[str, Report], standing: Standing) -> list[str]:
-    """Return the trained networks of which the answer to "at a minimum?" is this."""
-    return [k for k, r in reports.items() if standing_of(r.header) == standing and r.header.trained is not False]
-
-
-def _off_minimum(reports: Mapping[str, Report], away: Sequence[str]) -> list[str]:
-    """Return what must be said of networks that are not at a minimum, in sentences."""
-    if len(away) > MOST_NAMED:
-        return [f"{len(away)} of the {len(reports)} networks are not at a minimum but on the way to one."]
-    sizes = {label: size_words(reports[label].header) for label in away}
-    return [f"{k} is not at a minimum ({size}) but on the way to one." for k, size in sizes.items()]
-
-
-def _untold(reports: Mapping[str, Report]) -> list[str]:
-    """Return of which networks it cannot be told whether they are at a minimum, in a sentence."""
-    labels = _by_standing(reports, "not told")
-    if not labels:
-        return []
-    if len(labels) > MOST_NAMED:
-        who, gradients = f"{len(labels)} of the {len(reports)} networks are", "their gradients are"
-    else:
-        who = f"{_and(labels)} {'is' if len(labels) == 1 else 'are'}"
-        sizes = [size_words(reports[label].header) for label in labels]
-        gradients = f"the gradient ({sizes[0]}) is" if len(labels) == 1 else f"their gradients ({'; '.join(sizes)}) are"
-    head = reports[labels[0]].header
-    return [f"Whether {who} at a minimum cannot be told: {gradients} {untold_words(head)}."]
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _tested(problems: Mapping[str, OpenProblem], test: Any) -> dict[str, dict[str, Any]]:

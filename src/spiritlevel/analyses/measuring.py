@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spiritlevel.analyses.refining import keep_what_is_known, measure_all
 from spiritlevel.analyses.running import MeasureRun, run_measure
-from spiritlevel.engine.blocks import BUDGET, Blocks
+from spiritlevel.engine.blocks import BUDGET
 from spiritlevel.engine.passes.gradient import GradientStats
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.deadline import Deadline, deadline_of
@@ -36,7 +36,26 @@ MeasureSettings = Mapping[str, Any]
 
 
 class MeasuringInterrupted(KeyboardInterrupt):
-    """Measuring was interrupted; ``report`` holds every measure, with what was known of it by then."""
+    """Measuring was interrupted; ``report`` holds every measure, with what was known of it by then.
+
+    It is a ``KeyboardInterrupt``.
+
+    Parameters
+    ----------
+    report : Report
+        Every measure, with the error it has by then and a reason that says it was interrupted.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> try:
+    ...     report = sl.measure(problem, "hessian_trace")  # where Ctrl-C may be pressed
+    ... except sl.MeasuringInterrupted as error:
+    ...     report = error.report
+    >>> report["hessian_trace"].status
+    'ok'
+    """
 
     def __init__(self, report: Report) -> None:
         super().__init__("interrupted")
@@ -92,12 +111,56 @@ def measure(
 ) -> Report:
     """Measure a network: ``measure(problem, measures=...)`` or ``measure(model, data, measures=..., loss=...)``.
 
-    ``measures`` are names, groups ("default", "cheap", "papers", "all"), globs, or functions declared with
-    ``spiritlevel.declare``.  Passes over the data that several measures need are made once.  A measure that cannot be
-    computed has a row with its reason.  ``tolerance`` is the relative error at which sampling and eigenvalues stop.
-    ``seconds`` is by when the best answer is to be had: it comes sooner where all errors are within the tolerance, and
-    else each value stands with the error it has by then.  Where this is interrupted, the ``KeyboardInterrupt`` that is
-    raised is a ``MeasuringInterrupted``, whose ``report`` holds what is known.
+    Passes over the data that several measures need are made once.  A measure that cannot be computed has a row with its
+    reason.
+
+    Parameters
+    ----------
+    problem : Problem or torch.nn.Module
+        What to measure; with a network ``data`` must be given too.
+    data : tensors, Dataset, DataLoader or batches
+        The data, where a network was given; as for `Problem`.
+    measures : str, Measure or list of these
+        Names, groups ("default", "cheap", "papers", "all"), globs, or functions declared with `declare`. With a problem
+        they may be the second argument.
+    settings : mapping
+        Settings of measures, as ``{"name.option": value}`` or ``{"name": {"option": value}}``.
+    seed : int
+        Seed of everything that is drawn while measuring.
+    tolerance : float
+        The relative error at which sampling and eigenvalues stop; by default each measure's own.
+    seconds : float
+        By when the best answer is to be had: it comes sooner where all errors are within the tolerance, and else each
+        value stands with the error it has by then.
+    progress : bool
+        Whether to show progress on standard error.
+    **options
+        Arguments of `Problem`, where a network was given.
+
+    Returns
+    -------
+    Report
+        An `Estimate` a measure, with layers, neurons and samples, and a header that says what was measured.
+
+    Raises
+    ------
+    UsageError
+        A measure, a setting or an option does not exist or has a value that the message names.
+    SpiritlevelError
+        The network and the data do not allow it, for instance where the data differs from sweep to sweep.
+    MeasuringInterrupted
+        It was interrupted (Ctrl-C); ``report`` of this ``KeyboardInterrupt`` holds what is known.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> record = sl.training.train(model, data, steps=300, batch_size=32)
+    >>> report = sl.measure(model, data, ["hessian_trace", "output_margin"], samples=200)
+    >>> for name, estimate in report.items():
+    ...     print(f"{name} {estimate.value:.3g}, {estimate.how}, ± {estimate.stderr_data:.2g} over samples")
+    hessian_trace 64, exact, ± 4.1 over samples
+    output_margin 2.66, exact, ± 0.15 over samples
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data  # measure(problem, "papers")
@@ -212,43 +275,41 @@ def versions() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class CurvatureView:
-    """Diagonal blocks of the Hessian: traces of the network and its layers, and the diagonal by parameter."""
-
-    trace: Estimate
-    layer_trace: dict[str, Estimate]
-    diagonal: dict[str, Tensor]
-    diagonal_stderr: dict[str, Tensor]
-    exact: bool
-    exact_layers: dict[str, bool]
-
-
-def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = None) -> CurvatureView:
-    """Return traces and the diagonal of the Hessian, exact where the network is piecewise linear in a layer."""
-    problem = open_problem(problem)
-    bench = Workbench(problem, frozenset({"diagonal"}), seed=seed, tolerance=tolerance)
-    with problem.session():
-        blocks: Blocks = bench.blocks
-        while blocks.improve(blocks.network_trace()):
-            pass  # the trace is what the tolerance concerns; layers and the diagonal carry their own errors
-        diagonals = {name: blocks.diagonal(name) for name in problem.parameters}
-        return CurvatureView(
-            trace=blocks.judged(blocks.network_trace()),
-            layer_trace={name: blocks.judged(blocks.layer_trace(name)) for name in problem.layers},
-            diagonal={name: part.value for name, part in diagonals.items()},
-            diagonal_stderr={name: part.stderr for name, part in diagonals.items()},
-            exact=blocks.exact,
-            exact_layers=dict(blocks.exact_layers),
-        )
-
-
 def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
     """Return one number a sample: {name: tensor of length N}; settings as for ``measure``.
 
-    Names are measures that have a value of each sample, "loss", and "index": where the sample stands in the data, from
-    0.  Samples come in the order of the data; row i is sample i only where all of it is measured, and not where
+    Samples come in the order of the data; row i is sample i only where all of it is measured, and not where
     ``samples=N`` or a DataLoader's sampler chose some.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to measure.
+    names : str or list of str
+        Measures that have a value of each sample, "loss", and "index": where the sample stands in the data, from 0.
+    seed : int
+        Seed of everything that is drawn.
+    **settings
+        ``settings={"name.option": value}``, as for `measure`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        A number a sample, (N,), by name.
+
+    Raises
+    ------
+    UsageError
+        There is no such number of a sample, or it cannot be computed for these samples.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> found = sl.per_sample(problem, ["loss", "output_margin", "index"])
+    >>> worst = int(found["loss"].argmax())
+    >>> int(found["index"][worst]), round(float(found["loss"][worst]), 3)
+    (778, 2.402)
     """
     wanted = [names] if isinstance(names, str) else list(names)
     known = [*(name for name, own in MEASURES.items() if own.per_sample), "loss", "index"]

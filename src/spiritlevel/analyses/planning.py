@@ -15,7 +15,8 @@ from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.deadline import deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
-from spiritlevel.measures.declaration import Extent, Measure
+from spiritlevel.measures.costs import Extent
+from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import select
 from spiritlevel.results.cost import passes_in_words
 
@@ -27,7 +28,21 @@ LEAST_OF_SEARCH, MOST_OF_SEARCH = 0.2, 10.0
 
 @dataclass(frozen=True)
 class PlannedMeasure:
-    """The expected cost of one measure on its own; shared sweeps are counted with the first that needs them."""
+    """The expected cost of one measure on its own; shared sweeps are counted with the first that needs them.
+
+    Attributes
+    ----------
+    name : str
+        The measure.
+    sweeps : dict of str to float
+        Sweeps over the data by kind.
+    gradient_passes : float
+        What they cost, in gradients of the mean loss.
+    seconds : float
+        About how long they take.
+    passes_range : pair of float
+        Gradient passes where what stops by its own error stops at once, and where it does not.
+    """
 
     name: str
     sweeps: dict[str, float]  # by kind
@@ -38,7 +53,37 @@ class PlannedMeasure:
 
 @dataclass(frozen=True)
 class Plan:
-    """The expected cost of a run."""
+    """The expected cost of a run; printed, it is a table.
+
+    Attributes
+    ----------
+    measures : list of PlannedMeasure
+        The cost of each measure.
+    samples : int
+        How many samples there are.
+    parameters : int
+        How many parameters may move.
+    gradient_passes : float
+        The cost in gradients of the mean loss, with what every report shows.
+    seconds : float
+        About how long it will take.
+    passes_range : pair of float
+        The fewest and the most gradient passes.
+    seconds_range : pair of float
+        The shortest and the longest time.
+    memory_bytes : int
+        Memory beside the model.
+    notes : tuple of str
+        What must be known beside the numbers.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> found = sl.plan(problem, "cheap")
+    >>> found.samples, found.parameters, found.measures[0].name
+    (100, 3466, 'weight_norm')
+    """
 
     measures: list[PlannedMeasure]
     samples: int
@@ -80,7 +125,37 @@ def plan(
     """Estimate passes, seconds and memory of ``measure(problem, measures)``: one sweep is timed, nothing measured.
 
     What is sampled is found out on a few samples.  Sampling and searches stop by their own errors, so there is a range
-    beside what is usual; ``seconds`` is its end, as it is the measurement's.
+    beside what is usual.
+
+    Parameters
+    ----------
+    problem : Problem
+        What would be measured.
+    measures : str, Measure or list of these
+        As for `measure`.
+    settings : mapping
+        Settings of measures, as for `measure`.
+    seconds : float
+        The time that `measure` would be given: it is the end of the range.
+
+    Returns
+    -------
+    Plan
+        The cost of each measure and of all.
+
+    Raises
+    ------
+    UsageError
+        A measure or a setting does not exist, or ``seconds`` is no time.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> for planned in sl.plan(problem, ["hessian_trace", "keskar_sharpness"]).measures:
+    ...     print(planned.name, planned.sweeps)
+    hessian_trace {'forward': 1.0, 'column': 9.0}
+    keskar_sharpness {'forward': 10.0, 'gradient': 30.0}
     """
     deadline_of(seconds)  # which refuses what is no time
     chosen = select(measures)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spiritlevel.analyses.diagonal_blocks import curvature
 from spiritlevel.analyses.equivalents import Equivalents
-from spiritlevel.analyses.measuring import curvature
 from spiritlevel.analyses.symmetries.search import groups
 from spiritlevel.inputs.open_problem import OpenProblem
 

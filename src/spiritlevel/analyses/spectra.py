@@ -63,12 +63,57 @@ def spectrum(
 ) -> Spectrum:
     """Compute the spectrum by Lanczos from several random probes that advance together, one sweep over the data a step.
 
-    ``operator``: "hessian", "ggn", "batch_variance" (of the problem's own batches), a layer's name for its block, or a
-    parameter's.  With ``tolerance`` more probes are taken until the standard errors of trace and squared Frobenius norm
-    are below that share of them, and the extreme eigenvalues are refined until their residuals are, or until
-    ``max_probes`` are spent; every number then says whether it got there.  Without it ``probes`` are taken.
-    ``seconds`` is by when the best answer is to be had: of fewer steps or probes, each number with its error by then.
-    ``progress`` prints the memory plan and shows the sweeps on standard error.
+    With ``tolerance`` more probes are taken until the standard errors of trace and squared Frobenius norm are below
+    that share of them, and the extreme eigenvalues are refined until their residuals are, or until ``max_probes`` are
+    spent; every number then says whether it got there.  Without it ``probes`` are taken.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to measure.
+    probes : int
+        Random probes; eight before an error over probes is believed.
+    steps : int
+        Lanczos steps of each probe.
+    seed : int
+        Seed of the probes.
+    operator : str
+        "hessian", "ggn", "batch_variance" (of the problem's own batches), a layer's name for its block, or a
+        parameter's.
+    tolerance : float
+        The relative error at which to stop.
+    max_probes : int
+        The most probes, with ``tolerance``.
+    strategy : str
+        How products are made, as for `eigenvalues`.
+    keep_graphs : bool
+        Whether to keep the graphs of batches between sweeps; None for as many as there is room for.
+    seconds : float
+        By when the best answer is to be had: of fewer steps or probes, each number with its error by then.
+    progress : bool
+        Whether to print the memory plan and show the sweeps on standard error.
+
+    Returns
+    -------
+    Spectrum
+        Extreme eigenvalues, trace, Frobenius norm, density and what follows from them.
+
+    Raises
+    ------
+    UsageError
+        There is no such matrix, or a number is out of its range.
+    SpiritlevelError
+        The bases do not fit into memory.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> found = sl.spectrum(problem, probes=8, steps=20)
+    >>> round(found.eigenvalue_max.value, 2), round(found.trace.value, 2), found.trace.how
+    (0.34, 1.95, 'exact')
+    >>> print(found.sentences[-1])
+    8 probes of 20 steps; products by double backward.
     """
     if tolerance is not None and not 0 < tolerance < 1:
         raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")

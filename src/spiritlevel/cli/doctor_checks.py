@@ -112,7 +112,7 @@ def _dense() -> nn.Module:
 
 
 def _differences(name: str, network: nn.Module, data: tuple[Tensor, Tensor]) -> list[Difference]:
-    from spiritlevel.analyses.measuring import curvature
+    from spiritlevel.analyses.diagonal_blocks import curvature
     from spiritlevel.engine.problem import Problem
     from spiritlevel.measures.reference import Dense
 

@@ -81,11 +81,38 @@ class ChosenParameters:
         return found
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return one vector (P,) from tensors by parameter name."""
+        """Return one vector (P,) from tensors by parameter name.
+
+        Parameters
+        ----------
+        tensors : mapping of str to Tensor
+            A tensor for each name in `parameters`, of that parameter's shape.
+
+        Returns
+        -------
+        Tensor
+            The tensors' entries one after the other, in the order of `parameters`.
+        """
         return torch.cat([tensors[name].reshape(-1) for name in self.parameters])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return tensors by parameter name from a vector (P,), or with a last dimension K from (P, K)."""
+        """Return tensors by parameter name from a vector (P,), or with a last dimension K from (P, K).
+
+        Parameters
+        ----------
+        vector : Tensor
+            A vector (P,), such as an eigenvector, or several (P, K).
+
+        Returns
+        -------
+        dict of str to Tensor
+            A tensor of each parameter's shape, with a last dimension K where there were several.
+
+        Raises
+        ------
+        UsageError
+            The vector has not as many rows as the problem has parameters.
+        """
         if vector.shape[0] != self.size:
             raise UsageError(
                 f"the vector has {vector.shape[0]:,} rows, but the problem has {self.size:,} parameters: give as many"

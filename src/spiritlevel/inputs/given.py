@@ -93,7 +93,23 @@ class Given(ChosenParameters):
         return other
 
     def on_network(self, model: nn.Module) -> Self:
-        """Return the same problem (data, loss, forward, chosen parameters) on another network of the same names."""
+        """Return the same problem (data, loss, forward, chosen parameters) on another network of the same names.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            A network that has all chosen parameters under the same names.
+
+        Returns
+        -------
+        Problem
+            The problem on that network.
+
+        Raises
+        ------
+        SpiritlevelError
+            The network lacks one of the chosen parameters.
+        """
         own = dict(model.named_parameters())
         missing = [name for name in self.parameters if name not in own]
         if missing:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spiritlevel.results.cost import PASS_WORDS
+from spiritlevel.measures.costs import Cost
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS
 from spiritlevel.values.symmetries import SYMMETRIES
@@ -32,64 +32,72 @@ Answer = bool | None  # invariant, not invariant, or not known
 STATISTIC_NAMES = (*STATISTICS, "maximum")
 # What of the diagonal a measure may be, exactly, for the search for a rescaling that reverses an ordering.
 SURROGATES = ("trace", "kappa_sum", "kappa_max", "kappa_last", "root")
-# Typical lengths of the adaptive parts, for a plan only: each stops by its own error or residual.
-TYPICAL_LANCZOS_STEPS = 20
-TYPICAL_EIGEN_PRODUCTS = 20
-
-
-@dataclass(frozen=True)
-class Extent:
-    """What decides how many sweeps a word of a cost stands for."""
-
-    columns: int  # of the loss's factor
-    weights: int  # weight matrices
-    settings: Mapping[str, Any]
-
-
-# The words that may stand for a number of sweeps, with about how many they will be.
-COST_WORDS: dict[str, Callable[[Extent], float]] = {
-    "outputs - 1": lambda extent: extent.columns,
-    "layers × Lanczos steps": lambda extent: extent.weights * TYPICAL_LANCZOS_STEPS,
-    "the top pairs and probes": lambda extent: TYPICAL_EIGEN_PRODUCTS + extent.settings.get("probes", 8),
-    "up to 2 × probes": lambda extent: 2 * extent.settings.get("probes", 0),
-    "until the residual is met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
-    "until the residuals are met": lambda extent: TYPICAL_EIGEN_PRODUCTS,
-}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Sweeps over the data by kind, as numbers, or as words of ``COST_WORDS`` or a setting's name, filled in by a plan.
-
-    ``columns`` are backward passes of the curvature sweep (classes - 1 for cross-entropy); a sampled remainder adds
-    products where a layer is not piecewise linear.
-    """
-
-    forward: float | str = 0
-    gradient: float | str = 0
-    column: float | str = 0
-    product: float | str = 0
-
-    def __str__(self) -> str:
-        counts = {kind: count for kind, count in vars(self).items() if count}
-        parts = [f"{count} {PASS_WORDS[kind][0 if count == 1 else 1]}" for kind, count in counts.items()]
-        return ", ".join(parts) or "no pass over the data"
-
-    def sweeps(self, extent: Extent) -> dict[str, float]:
-        """Return about how many sweeps of each kind that is; words nobody knows stand for a search."""
-        found = {}
-        for kind, count in vars(self).items():
-            if isinstance(count, str):
-                about = COST_WORDS.get(count)
-                count = about(extent) if about else extent.settings.get(count, TYPICAL_EIGEN_PRODUCTS)
-            if count:
-                found[kind] = float(count)
-        return found
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A declared measure; calling it runs the function."""
+    """A declared measure; calling it runs the function. `declare` makes one.
+
+    Attributes
+    ----------
+    name : str
+        The name it is asked for by.
+    function : callable
+        What computes it.
+    title : str
+        It in words.
+    meaning : str
+        What it says, in one sentence.
+    formula : str
+        Its formula, in LaTeX.
+    citation : str
+        The paper and equation it is from.
+    sharper_when : str
+        "larger", "smaller", or nothing where it has no direction.
+    cost : Cost
+        What it costs alone.
+    invariances : mapping
+        Whether it is invariant, by symmetry: True, False, or None where that is not known.
+    needs : tuple of str
+        The quantities it takes.
+    settings : mapping
+        Its settings with their defaults.
+    wants : frozenset of str
+        What of the diagonal blocks it uses.
+    wants_by : mapping
+        What more it uses, by a setting's value.
+    reference : callable
+        Its brute force, from the dense matrices.
+    layer_quantities : tuple of str
+        What it has of every layer.
+    requires : tuple of str
+        "classes" (integer labels and class scores), "independent" (samples not coupled).
+    choices : mapping
+        The values a setting may take.
+    words : str
+        The title as it stands inside a sentence.
+    layer_titles : mapping
+        Its layer quantities in words.
+    per_sample : bool or callable
+        Whether its result holds a number a sample, or what computes these alone.
+    statistic : str
+        What of the samples' values it is.
+    surrogate : str
+        The function of the Hessian's diagonal that it is, where it is one.
+    stability_line : bool
+        Whether gradient descent keeps it at 2 over the learning rate.
+    builtin : bool
+        Whether it comes with the package.
+
+    Examples
+    --------
+    >>> from spiritlevel.measures.registry import MEASURES
+    >>> trace = MEASURES["hessian_trace"]
+    >>> trace.title, trace.sharper_when, str(trace.cost)
+    ('Hessian trace', 'larger', '1 forward pass, outputs - 1 VJPs')
+    >>> trace.invariances["layer_rescaling"]
+    False
+    """
 
     name: str
     function: Callable[..., Any]
@@ -120,11 +128,38 @@ class Measure:
         return self.function(*quantities, **settings)
 
     def wanted(self, settings: Mapping[str, Any]) -> frozenset[str]:
-        """Return what of the diagonal blocks it uses with these settings."""
+        """Return what of the diagonal blocks it uses with these settings.
+
+        Parameters
+        ----------
+        settings : mapping
+            All its settings.
+
+        Returns
+        -------
+        frozenset of str
+            The names of the parts.
+        """
         return self.wants.union(*(by_value[settings[key]] for key, by_value in self.wants_by.items()))
 
     def checked_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all settings with the given ones in place, refusing unknown names and values."""
+        """Return all settings with the given ones in place, refusing unknown names and values.
+
+        Parameters
+        ----------
+        given : mapping
+            Some settings by name.
+
+        Returns
+        -------
+        dict
+            All settings by name.
+
+        Raises
+        ------
+        UsageError
+            There is no such setting, or it may not take that value.
+        """
         from spiritlevel.values.errors import near_names
 
         for key, value in given.items():
@@ -163,14 +198,74 @@ def declare(
     surrogate: str = "",
     stability_line: bool = False,
 ) -> Callable[[Callable[..., Any]], Measure]:
-    """Declare a measure: the decorated function's positional arguments name what it needs, its keywords its settings.
+    r"""Declare a measure: the decorated function's positional arguments name what it needs, its keywords its settings.
 
     The first line of its docstring is the meaning.  Positional names come from ``QUANTITIES``; a function of
     ``problem`` alone can do anything.  It returns a number, an ``Estimate`` or a ``Result``.
 
-    ``words`` is the title as it stands inside a sentence, where that differs by more than its first letter;
-    ``layer_titles`` those of its ``layer_quantities``.  ``per_sample`` says that its result holds a number a sample
-    under its own name, or computes these from the same quantities; ``statistic`` is what of them the value is.
+    Parameters
+    ----------
+    title : str
+        The measure in words.
+    formula : str
+        Its formula, in LaTeX.
+    citation : str
+        The paper and equation it is from.
+    sharper_when : str
+        "larger", "smaller", or "" where neither is sharper.
+    cost : Cost
+        What it costs alone; nothing unless said.
+    invariant : tuple of str
+        Symmetries that leave it as it is: among layer_rescaling, neuron_rescaling, output_scaling, permutation.
+    not_invariant : tuple of str
+        Symmetries that change it. What is in neither is "not known".
+    wants : tuple of str
+        What of the diagonal blocks it uses, beside traces.
+    wants_by : mapping
+        What more it uses, by a setting and its value.
+    reference : callable
+        Its brute force, from the dense matrices.
+    layer_quantities : tuple of str
+        Names of what it has of every layer.
+    requires : tuple of str
+        "classes": integer labels and class scores; "independent": samples that are not coupled.
+    choices : mapping
+        The values that settings may take, by name.
+    name : str
+        The name to ask for it by; by default the function's.
+    words : str
+        The title as it stands inside a sentence, where that differs by more than its first letter.
+    layer_titles : mapping
+        The titles of its ``layer_quantities``.
+    per_sample : bool or callable
+        Whether its result holds a number a sample under its own name, or what computes these from the same quantities.
+    statistic : str
+        What of the samples' numbers the value is.
+    surrogate : str
+        The function of the Hessian's diagonal that it is, where it is one: the search for reversals uses it.
+    stability_line : bool
+        Whether gradient descent keeps it at 2 over the learning rate.
+
+    Returns
+    -------
+    callable
+        A decorator that makes the function a `Measure`.
+
+    Raises
+    ------
+    UsageError
+        A symmetry, a statistic or a quantity that does not exist is named, or a setting has no default.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> @sl.declare(title="Largest weight", formula=r"\max_i |\theta_i|", citation="", sharper_when="")
+    ... def largest_weight(problem):
+    ...     'Size of the largest parameter.'
+    ...     return max(float(tensor.detach().abs().max()) for tensor in problem.tensors)
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> print(round(sl.measure(problem, largest_weight)["largest_weight"].value, 4))
+    0.1767
     """
 
     def wrap(function: Callable[..., Any]) -> Measure:

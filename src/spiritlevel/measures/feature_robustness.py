@@ -16,7 +16,8 @@ from spiritlevel.engine.passes.perturbed import Perturbed
 from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.inputs.input_first import is_input_first
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.reference import feature_robustness as reference
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate, not_applicable

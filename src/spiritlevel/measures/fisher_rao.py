@@ -7,7 +7,8 @@ import math
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.radial import RadialStats
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.reference import fisher_rao as reference
 from spiritlevel.values.estimate import Estimate, Result

@@ -18,7 +18,8 @@ from spiritlevel.engine.operators.certified_eigenvalue import certified_eigenval
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.reference import curvature as reference
 from spiritlevel.values.estimate import Estimate, Result, at_least_rounding, not_applicable
 

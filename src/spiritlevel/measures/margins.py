@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from spiritlevel.engine.passes.outputs import OutputStats
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.over_samples import Distribution, SampleStatistic
 from spiritlevel.measures.reference import margins as reference
 from spiritlevel.values.estimate import Estimate, Result, not_applicable

@@ -12,7 +12,8 @@ from spiritlevel.engine.estimators.balancing import Balance, balance, balance_ic
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.reference import normalized as reference
 from spiritlevel.values.estimate import Estimate, How, Result, at_least_rounding, not_applicable
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from spiritlevel.engine.passes.outputs import OutputStats
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.margins import NO_CLASSES, NO_SAMPLE
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.reference import norms as reference

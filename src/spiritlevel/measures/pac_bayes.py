@@ -13,7 +13,8 @@ from torch import Tensor
 from spiritlevel.engine.passes.perturbed import Perturbed
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import as_matrix
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.noise_scales import Scales, balanced_scales, fitted_scales, noisy, weights_of
 from spiritlevel.measures.reference import pac_bayes as reference
 from spiritlevel.values.errors import UsageError

@@ -12,7 +12,8 @@ from spiritlevel.engine.estimators.box_maximum import maximise_in_box
 from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.passes.perturbed import Perturbed, gaussian_noise, moved
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import Cost, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import declare
 from spiritlevel.measures.over_samples import weighted_stderr
 from spiritlevel.measures.reference import perturbation as reference
 from spiritlevel.values.errors import SpiritlevelError, UsageError

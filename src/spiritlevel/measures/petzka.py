@@ -12,7 +12,8 @@ from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.passes.remainder import Kind
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.measures.declaration import Cost, Measure, declare
+from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.declaration import Measure, declare
 from spiritlevel.measures.reference import curvature as reference
 from spiritlevel.values.estimate import Estimate, Result, not_applicable
 

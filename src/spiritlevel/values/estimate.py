@@ -23,10 +23,46 @@ ANYWHERE = (-math.inf, math.inf)  # the interval of a number whose error a singl
 class Estimate:
     """A measured value with its error of computation, its error over samples and the way it was obtained.
 
-    ``stderr`` is the error of the computation alone (0.0 when exact); ``stderr_data`` the error over the samples the
-    value was averaged from, None where a mean over samples does not define it; ``interval`` a certificate that holds
-    whatever the probes were (eigenvalues).  ``verified`` says that exactness was checked on this network and data.
-    A value that is called estimated has one of the two.
+    ``float(estimate)`` is the value. A value that is called estimated has a standard error or an interval.
+
+    Attributes
+    ----------
+    value : float
+        The number itself; not a number where nothing could be measured.
+    stderr : float
+        The error of the computation alone (0.0 when exact).
+    stderr_data : float
+        The error over the samples the value was averaged from, None where a mean over samples does not define it.
+    interval : pair of float
+        A certificate that holds whatever the probes were (eigenvalues).
+    how : str
+        "exact", "estimated", "lower_bound" or "upper_bound".
+    verified : bool
+        Whether exactness was checked on this network and data.
+    status : str
+        "ok", "budget_spent" (it stands with the error it has), "not_finite" or "not_applicable".
+    reason : str
+        Why the status is not "ok".
+    samples : int
+        How many samples it was taken on.
+    passes : float
+        Passes over the data that were spent on it alone; what measures share is counted with the first that needs it.
+    details : dict
+        What the measure says beside, by name.
+
+    Raises
+    ------
+    UsageError
+        A value is called estimated and has neither an error nor an interval.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> estimate = sl.Estimate(4.0, stderr=0.2, how="estimated", samples=100)
+    >>> float(estimate), estimate.ok
+    (4.0, True)
+    >>> estimate.scaled(0.5).stderr
+    0.1
     """
 
     value: float
@@ -61,7 +97,18 @@ class Estimate:
         return self.status == "ok"
 
     def scaled(self, factor: float) -> Estimate:
-        """Return the estimate of ``factor`` times this quantity, errors and certificate included."""
+        """Return the estimate of ``factor`` times this quantity, errors and certificate included.
+
+        Parameters
+        ----------
+        factor : float
+            What to multiply by; a negative factor turns the certificate's ends round.
+
+        Returns
+        -------
+        Estimate
+            The estimate of the multiple.
+        """
         ends = sorted(factor * end for end in self.interval or ())
         stderr = self.stderr * abs(factor)
         return replace(
@@ -80,6 +127,25 @@ class Result:
     """What a measure gives: its value for the network and, where the paper defines them, for layers, neurons, samples.
 
     ``layers`` and ``neurons`` go by quantity and then by layer: one measure may show several quantities of a layer.
+    A function declared with `declare` may return one instead of a number.
+
+    Attributes
+    ----------
+    value : Estimate
+        The network's value.
+    layers : dict
+        Estimates by quantity and layer.
+    neurons : dict
+        Lists of numbers, one a neuron, by quantity and layer.
+    samples : dict of str to Tensor
+        Numbers of the samples, (N,) in data order, by name.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> found = sl.Result(sl.Estimate(3.0), layers={"size": {"fc": sl.Estimate(3.0)}})
+    >>> found.value.value, list(found.layers["size"])
+    (3.0, ['fc'])
     """
 
     value: Estimate
