@@ -36,7 +36,7 @@ _PUBLIC = {
     "CurvatureView": "spiritlevel.analyses.diagonal_blocks",
     "per_sample": "spiritlevel.analyses.measuring",
     "eigenvalues": "spiritlevel.analyses.eigenvalue_search",
-    "Eigenvalues": "spiritlevel.analyses.eigenvalue_search",
+    "Eigenvalues": "spiritlevel.results.eigenpairs",
     "spectrum": "spiritlevel.analyses.spectra",
     "Spectrum": "spiritlevel.results.spectrum_result",
 }
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from spiritlevel.analyses.auditing import audit
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.diagonal_blocks import CurvatureView, curvature
-    from spiritlevel.analyses.eigenvalue_search import Eigenvalues, eigenvalues
+    from spiritlevel.analyses.eigenvalue_search import eigenvalues
     from spiritlevel.analyses.measuring import MeasuringInterrupted, measure, per_sample
     from spiritlevel.analyses.planning import Plan, plan
     from spiritlevel.analyses.spectra import spectrum
@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from spiritlevel.results import Report, collect, load_reports
     from spiritlevel.results.audits import Audit
     from spiritlevel.results.compared import Comparison
+    from spiritlevel.results.eigenpairs import Eigenvalues
     from spiritlevel.results.spectrum_result import Spectrum
     from spiritlevel.values.errors import SpiritlevelError, UsageError
     from spiritlevel.values.estimate import Estimate, Result

@@ -267,8 +267,8 @@ def test_to_pandas_has_a_row_for_each_level() -> None:
     assert network.set_index("measure").loc["hessian_top_eigenvalue", "interval_high"] == 12.36
     assert len(report.to_pandas("layer")) == 3
     assert report.to_pandas("sample")["output_margin"].tolist()[:2] == [1.0, 2.0]
-    with pytest.raises(UsageError, match="'network', 'layer' or 'sample'"):
-        report.to_pandas("neuron")
+    with pytest.raises(UsageError, match=r"a report has 'network'.*'layer'.*'neuron'.*'sample'"):
+        report.to_pandas("epoch")
 
 
 def test_collect_joins_files_into_one_long_table(tmp_path: Path) -> None:

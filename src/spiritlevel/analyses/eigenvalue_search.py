@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spiritlevel.analyses.measuring import header_of
 from spiritlevel.analyses.spectrum_plan import USABLE_SHARE
 from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
@@ -16,34 +17,10 @@ from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
+from spiritlevel.results.eigenpairs import Eigenvalues
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
-from spiritlevel.values.estimate import Status
 
 NEGLIGIBLE = 1e-5  # residual against the norm below which nobody asks how it compares with the eigenvalue itself
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eigenvalues:
-    """Extreme eigenpairs with the residuals that certify them.
-
-    An eigenvalue lies within each residual of its value.  That it is the largest no residual can prove: the random
-    start block makes it so with probability one in exact arithmetic.
-    """
-
-    values: Tensor  # (k,) float64, in the order asked for
-    vectors: Tensor  # (P, k), unit columns; problem.unflatten gives them by parameter
-    residuals: Tensor  # (k,)
-    status: Status
-    reason: str
-    sweeps: int
-    products: int
-    path: str  # how the products were made
-    strategy: str
-
-    @property
-    def intervals(self) -> Tensor:
-        """The certificate intervals, (k, 2)."""
-        return torch.stack([self.values - self.residuals, self.values + self.residuals], dim=1)
 
 
 def operator_named(
@@ -164,6 +141,8 @@ def eigenvalues(
         products=pairs.products,
         path=path.label,
         strategy=matrix.products.strategy,
+        operator=operator,
+        header=header_of(problem, None, seed, None),
     )
 
 

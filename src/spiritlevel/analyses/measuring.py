@@ -229,12 +229,16 @@ def _assemble(
     )
 
 
-def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: GradientStats) -> Header:
-    """Return what every result says of itself: which network, data, loss and precision, and where it stands."""
+def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient: GradientStats | None) -> Header:
+    """Return what every result says of itself: which network, data, loss and precision, and where it stands.
+
+    Without a ``gradient`` nobody looked where it stands, without a ``bench`` which layers are exact.
+    """
     survey = problem.survey
     total = problem.source.drawn_from or survey.count
-    exact = None if bench.known_blocks is None else bench.known_blocks.exact_layers
-    sums = None if bench.known_blocks is None else bench.known_blocks.sums
+    blocks = None if bench is None else bench.known_blocks
+    exact = None if blocks is None else blocks.exact_layers
+    sums = None if blocks is None else blocks.sums
     rounding = None if sums is None else sums.rounding
     return Header(
         model=type(problem.model).__name__,
@@ -243,9 +247,9 @@ def header_of(problem: OpenProblem, bench: Workbench, seed: int, gradient: Gradi
         loss_name=problem.loss.name,
         loss=survey.loss,
         accuracy=survey.accuracy,
-        gradient_norm=gradient.norm,
-        gradient_noise=gradient.noise,
-        at_minimum=at_minimum(gradient.norm, gradient.noise, survey.count, total),
+        gradient_norm=None if gradient is None else gradient.norm,
+        gradient_noise=None if gradient is None else gradient.noise,
+        at_minimum=None if gradient is None else at_minimum(gradient.norm, gradient.noise, survey.count, total),
         seed=seed,
         data_seed=problem.seed,
         fingerprint=survey.fingerprint,

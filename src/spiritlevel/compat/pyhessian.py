@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.analyses.eigenvalue_search import Eigenvalues, eigenvalues
+from spiritlevel.analyses.eigenvalue_search import eigenvalues
 from spiritlevel.engine.estimators.eigenvalues import Which
 from spiritlevel.engine.estimators.lanczos import lanczos
 from spiritlevel.engine.estimators.probes import random_signs, until
@@ -24,6 +24,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.losses import Loss, labels_of, resolve
 from spiritlevel.inputs.open_problem import open_problem
 from spiritlevel.measures.workbench import Workbench
+from spiritlevel.results.eigenpairs import Eigenvalues
 from spiritlevel.values.draws import Samples
 from spiritlevel.values.errors import UsageError
 

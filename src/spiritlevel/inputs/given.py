@@ -77,6 +77,15 @@ class Given(ChosenParameters):
             precision=checked_precision(precision, opened),
         )
 
+    def __repr__(self) -> str:
+        samples = "" if self.source.count is None else f" on {self.source.count:,} samples"
+        first = next(iter(self.chosen_parameters.values()))
+        kind = f"{str(first.dtype).removeprefix('torch.')} on {first.device}"
+        return (
+            f"<Problem: {type(self.model).__name__} of {self.size:,} parameters{samples}, {self.loss.name}, "
+            f"{self.mode} mode, {kind}>"
+        )
+
     def _fill(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)

@@ -105,12 +105,14 @@ def figures(content: PageContent) -> dict[str, Figure]:
 
 
 def figure(content: PageContent, name: str) -> Any:
-    """Return one figure as an Altair chart, which notebooks show and ``chart.save`` writes."""
+    """Return one figure, by default the first, as an Altair chart, which notebooks show and ``chart.save`` writes."""
     found = figures(content)
-    if name not in found:
+    chosen = name or next(iter(found), "")
+    if chosen not in found:
         known = ", ".join(found) or "none"
-        raise UsageError(f"there is no figure {name!r}{near_names(name, found)}; these results have: {known}")
-    return found[name].chart(LIGHT)
+        wanted = f"figure {name!r}{near_names(name, found)}" if name else "figure of these results"
+        raise UsageError(f"there is no {wanted}; these results have: {known}")
+    return found[chosen].chart(LIGHT)
 
 
 def image(drawn: Figure, form: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from spiritlevel.results import Report
 from spiritlevel.results.cost import ResultCost
+from spiritlevel.results.header import Headed
 from spiritlevel.results.runs import Runs, runs_of
 from spiritlevel.results.wording import shared_prefix_removed
 from spiritlevel.values.errors import UsageError
@@ -16,9 +17,10 @@ from spiritlevel.values.errors import UsageError
 if TYPE_CHECKING:
     from spiritlevel.results.audits import Audit
     from spiritlevel.results.compared import Comparison
+    from spiritlevel.results.eigenpairs import Eigenvalues
     from spiritlevel.results.spectrum_result import Spectrum
 
-PageKind = Literal["report", "reports", "comparison", "audit", "spectrum", "study"]
+PageKind = Literal["report", "reports", "comparison", "audit", "spectrum", "eigenvalues", "study"]
 MOST_ONE_BY_ONE = 4
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -67,6 +69,7 @@ class PageContent:
     comparison: Comparison | None = None
     audits: Mapping[str, Audit] = field(default_factory=dict)
     spectra: Mapping[str, Spectrum] = field(default_factory=dict)
+    eigenvalues: Mapping[str, Eigenvalues] = field(default_factory=dict)
     studies: tuple[StudyRecord, ...] = ()
     learning_rate: float | None = None
     failures: Mapping[str, str] = field(default_factory=dict)  # networks that could not be measured, and why
@@ -85,6 +88,8 @@ class PageContent:
             return "spectrum"
         if self.reports:
             return "report"
+        if self.eigenvalues:
+            return "eigenvalues"
         if self.studies:
             return "study"
         raise UsageError("there is nothing to make a page of; give a report, a comparison, an audit or a spectrum")
@@ -134,7 +139,8 @@ class PageContent:
             counted |= {id(report) for report in self.reports.values()}
         reports = [*self.reports.values(), *(audit.base for audit in self.audits.values())]
         alone = {id(each): each.header.cost for each in reports if id(each) not in counted}
-        alone |= {id(each): each.header.cost for each in self.spectra.values()}
+        spectral: list[Headed] = [*self.spectra.values(), *self.eigenvalues.values()]
+        alone |= {id(each): each.header.cost for each in spectral}
         return ResultCost.of_all([*self.cost_of_whole, *alone.values()])
 
     @property
@@ -206,6 +212,11 @@ def of_spectrum(spectrum: Spectrum, learning_rate: float | None = None) -> PageC
     """Return the content of a spectrum."""
     rate = learning_rate if learning_rate is not None else spectrum.header.learning_rate
     return PageContent(spectra={spectrum.header.label: spectrum}, learning_rate=_checked(rate))
+
+
+def of_eigenvalues(found: Eigenvalues, learning_rate: float | None = None) -> PageContent:
+    """Return the content of some eigenvalues."""
+    return PageContent(eigenvalues={found.header.label: found}, learning_rate=_checked(learning_rate))
 
 
 def of_studies(records: Iterable[StudyRecord]) -> PageContent:

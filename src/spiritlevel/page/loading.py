@@ -10,15 +10,17 @@ from spiritlevel.page.content import (
     PageContent,
     of_audit,
     of_comparison,
+    of_eigenvalues,
     of_reports,
     of_spectrum,
     rate_of,
 )
 from spiritlevel.results import Report
 from spiritlevel.results.audits import Audit
-from spiritlevel.results.base import ResultBase
+from spiritlevel.results.base import Shown
 from spiritlevel.results.collecting import Failure, FilePath, load_saved
 from spiritlevel.results.compared import Comparison
+from spiritlevel.results.eigenpairs import Eigenvalues
 from spiritlevel.results.saving import read_record
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.errors import UsageError
@@ -45,7 +47,7 @@ def load_results(path: FilePath) -> list[LoadedResult]:
 
 
 def together(
-    results: Sequence[ResultBase | Failure],
+    results: Sequence[Shown | Failure],
     learning_rate: float | None = None,
     labels: Sequence[str] = (),
     beside: Comparison | None = None,
@@ -70,6 +72,8 @@ def together(
         content = of_audit(next(iter(audits.values())))
     elif spectra:
         content = of_spectrum(next(iter(spectra.values())), learning_rate)
+    elif results and isinstance(results[0], Eigenvalues):
+        return of_eigenvalues(results[0], learning_rate)
     else:
         raise UsageError("there is nothing to make a page of; give a file saved with --json")
     rate = rate_of((), learning_rate) if learning_rate is not None else content.learning_rate

@@ -8,7 +8,7 @@ from spiritlevel.page.content import PageContent
 from spiritlevel.page.figures.density import density
 from spiritlevel.page.figures.ratios import ratio_figure
 from spiritlevel.page.parts import Cell, Figure, First, PageTable, TableRow
-from spiritlevel.page.sections import audit, claims, epochs, layers, margins
+from spiritlevel.page.sections import audit, claims, eigenvalues, epochs, layers, margins
 from spiritlevel.results import Report
 from spiritlevel.values.symmetries import RESCALINGS
 
@@ -24,6 +24,7 @@ def first_screen(content: PageContent) -> First:
         "comparison": _of_comparison,
         "audit": _of_audit,
         "spectrum": _of_spectrum,
+        "eigenvalues": eigenvalues.eigenvalue_screen,
         "study": _of_studies,
     }
     if content.ranked is not None:

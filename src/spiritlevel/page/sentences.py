@@ -12,7 +12,7 @@ from spiritlevel.page.sections.layers import INVARIANT, TRACE
 from spiritlevel.results import Report
 from spiritlevel.results.numerals import plain, value_text
 from spiritlevel.results.standing import size_words, standing_of, untold_words
-from spiritlevel.results.wording import UNTRAINED
+from spiritlevel.results.wording import UNTRAINED, matrix_words
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES
 
 AnswerSentences = tuple[str, str]  # the bold sentence and the one after it
@@ -152,7 +152,7 @@ def answer_of_spectrum(content: PageContent) -> AnswerSentences:
     spectrum = next(iter(content.spectra.values()))
     largest, smallest = spectrum.eigenvalue_max, spectrum.eigenvalue_min
     ends = f"{plain(smallest.value, 3)} and {plain(largest.value, 3)}"
-    strong = f"The eigenvalues of the {_matrix(spectrum.operator)} lie between {ends}."
+    strong = f"The eigenvalues of the {matrix_words(spectrum.operator)} lie between {ends}."
     if not (largest.ok and smallest.ok):
         strong = strong[:-1] + ", as far as the search got before its budget was spent."
     outliers = spectrum.outliers
@@ -187,15 +187,6 @@ def answer_of_studies(content: PageContent) -> AnswerSentences:
         strong,
         f"This is size {sizes}, with {finished:,} of {planned:,} runs finished; no verdict speaks of another size.",
     )
-
-
-def _matrix(operator: str) -> str:
-    known = {
-        "hessian": "Hessian",
-        "ggn": "Gauss–Newton matrix",
-        "batch_variance": "variance of the Hessian over batches",
-    }
-    return known.get(operator, f"block of {operator}")
 
 
 def not_at_minimum(reports: list[Report]) -> str:

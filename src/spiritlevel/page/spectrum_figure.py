@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.results.wording import matrix_words
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import for_page
 from spiritlevel.values.errors import UsageError
 
 SMALLEST_WEIGHT = 1e-12  # of a stem that is drawn
-_NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix", "batch_variance": "variance of the Hessian over batches"}
 
 
 def check_figure(path: str | os.PathLike[str]) -> str:
@@ -78,7 +78,7 @@ def _draw_density(axes: Any, spectrum: Spectrum) -> None:
 
 
 def _title(spectrum: Spectrum) -> str:
-    name = _NAMES.get(spectrum.operator, f"block of {spectrum.operator}")
+    name = matrix_words(spectrum.operator)
     head = spectrum.header
     where = f" · {for_page(str(head.model))}" if head.model else ""
     text = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from spiritlevel.results import Report, records
+from spiritlevel.results import Report, levels, records
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, plain
-from spiritlevel.results.wording import header_lines
+from spiritlevel.results.wording import header_lines, number_of, subject_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.rich_tables import new_table
@@ -111,12 +111,13 @@ class Sweep:
     accuracies: list[float | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Audit(ResultBase):
     """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare."""
 
     kind: ClassVar[str] = "audit"
     main_figure: ClassVar[str] = "audit"
+    levels = levels.AUDIT
     verdicts: dict[str, dict[str, Verdict]]
     base: Report
     strengths: dict[str, tuple[float, float]]
@@ -151,6 +152,14 @@ class Audit(ResultBase):
         return self.verdicts[measure][symmetry].verdict
 
     # --- for the eye -----------------------------------------------------------------------------------------------
+
+    @property
+    def in_short(self) -> str:
+        """The network, how much was tried, and whether a declaration was contradicted."""
+        symmetries = {name for row in self.verdicts.values() for name in row}
+        tried = f"{number_of(len(self.verdicts), 'measure')} under {number_of(len(symmetries), 'symmetry')}"
+        against = number_of(len(self.contradictions), "contradiction") if self.contradictions else "no contradiction"
+        return f"{subject_words(self.base)}: {tried}, {against}"
 
     def table(self) -> RenderableType:
         """Return the audit for rich's ``print``."""

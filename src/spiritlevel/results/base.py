@@ -1,32 +1,75 @@
-"""What every result can do: be saved and read back as strict JSON, be printed, and be shown as a page or a figure."""
+"""What every result can do: be shown in a terminal, a notebook or a page, be a data frame, be saved and read back."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from spiritlevel.results.frames import Level, data_frame
 from spiritlevel.results.records import strict_dumps
 from spiritlevel.results.saving import read_record, reading
-from spiritlevel.results.webpage import escape
+from spiritlevel.results.webpage import fragment
 from spiritlevel.results.writing import replacing
+from spiritlevel.values.cleaning import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class ResultBase(ABC):
-    """The base of reports, comparisons, audits and spectra.
+class Shown(ABC):
+    """The base of everything that is shown: in a terminal, in a notebook, as a page, as a figure, as a data frame.
 
-    A class of its own says its ``kind``, what it is in a table and in a record, and how it is read from one.
+    A class of its own says its ``kind``, what it is in a table and in one line, and the rows of its data frames.
     """
 
     kind: ClassVar[str]  # as its files name it
     main_figure: ClassVar[str] = ""  # the one ``figure()`` draws where no name is given
+    levels: ClassVar[Mapping[str, Level]]  # of its data frames, by name; the first is the usual one
 
     @abstractmethod
     def table(self) -> RenderableType:
         """Return the result for rich's ``print``."""
+
+    @property
+    @abstractmethod
+    def in_short(self) -> str:
+        """What the result is in a few words."""
+
+    def __repr__(self) -> str:
+        return for_terminal(f"<{type(self).__name__} of {self.in_short}>")
+
+    def __str__(self) -> str:
+        from spiritlevel.results.terminal import as_text
+
+        return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return fragment(self.table())
+
+    def to_pandas(self, level: str = "") -> Any:
+        """Return a data frame; ``level`` says what a row is, and a wrong one lists them all."""
+        return data_frame(self, self.kind, self.levels, level)
+
+    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
+        """Write the result as one self-contained page; ``learning_rate`` draws the line 2/lr."""
+        from spiritlevel import page
+
+        page.write(page.together([self], learning_rate), path)
+
+    def figure(self, name: str = "") -> Any:
+        """Return one of the page's figures as an Altair chart, by default the main one; a wrong name lists them all."""
+        from spiritlevel import page
+
+        return page.figure(page.together([self]), name or self.main_figure)
+
+
+class ResultBase(Shown):
+    """The base of reports, comparisons, audits and spectra, which are saved too.
+
+    A class of its own says also what it is in a record, and how it is read from one.
+    """
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -36,30 +79,6 @@ class ResultBase(ABC):
     @abstractmethod
     def _read(cls, record: dict[str, Any], source: str) -> Self:
         """Return the result of a record that follows the schema."""
-
-    # --- for the eye -----------------------------------------------------------------------------------------------
-
-    def __str__(self) -> str:
-        from spiritlevel.results.terminal import as_text
-
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
-
-    def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the result as one self-contained page; ``learning_rate`` draws the line 2/lr."""
-        from spiritlevel import page
-
-        page.write(page.together([self], learning_rate), path)
-
-    def figure(self, name: str = "") -> Any:
-        """Return one of the page's figures as an Altair chart, such as "layer_shares"; a wrong name lists them all."""
-        from spiritlevel import page
-
-        return page.figure(page.together([self]), name or self.main_figure)
-
-    # --- for other programs ----------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write strict JSON; the file appears whole or not at all."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from spiritlevel.results import Report, records
+from spiritlevel.results import Report, levels, records
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.contrasts import Contrast, contrast_words, flattest_of
 from spiritlevel.results.cost import ResultCost, read_cost
@@ -14,7 +14,7 @@ from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.ranking import Ranking, ranking_of
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.runs import Runs, runs_of
-from spiritlevel.results.wording import Footnotes, data_words
+from spiritlevel.results.wording import Footnotes, data_words, number_of
 from spiritlevel.values.cleaning import Cleaned, for_terminal
 from spiritlevel.values.rich_tables import new_table
 
@@ -85,7 +85,7 @@ class Margins:
     counts: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
@@ -96,6 +96,7 @@ class Comparison(ResultBase):
 
     kind: ClassVar[str] = "comparison"
     main_figure: ClassVar[str] = "ratios"
+    levels = levels.COMPARISON
     reports: dict[str, Report]
     rows: dict[str, ComparisonRow]
     reading: list[str]
@@ -187,8 +188,13 @@ class Comparison(ResultBase):
             )
         )
 
-    def __repr__(self) -> str:
-        return for_terminal(f"<Comparison of {', '.join(self.labels)}: {', '.join(self.rows)}>")
+    @property
+    def in_short(self) -> str:
+        """The networks and how many measures tell some of them apart."""
+        some = len(self.labels) <= MOST_SIDE_BY_SIDE
+        networks = " against ".join(self.labels) if some else number_of(len(self.labels), "network")
+        told = sum(any(contrast.decided for contrast in row.contrasts) for row in self.rows.values())
+        return f"{networks}: {number_of(len(self.rows), 'measure')}, told apart by {told}"
 
     def _tables(self) -> list[RenderableType]:
         from rich.text import Text

@@ -1,10 +1,12 @@
-"""Reports as rows of a data frame; pandas is loaded only where one is asked for."""
+"""Results as rows of a data frame; pandas is loaded only where one is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -22,6 +24,32 @@ HEADER_COLUMNS = {
         "gradient_norm", "at_minimum", "seed", "mode", "dtype", "fingerprint", "trained",
     )
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Level:
+    """One of the data frames of a result: what a row of it is, its columns, and its rows."""
+
+    words: str
+    columns: Sequence[str]
+    rows: Callable[[Any], list[dict[str, Any]]]
+    index: Callable[[Any], tuple[str, Sequence[Any]]] | None = None  # name and entries, where rows have names
+
+
+def data_frame(result: object, kind: str, levels: Mapping[str, Level], level: str) -> Any:
+    """Return the data frame of a level, by default the first."""
+    name = level or next(iter(levels))
+    if name not in levels:
+        known = ", ".join(f"{own!r} ({each.words})" for own, each in levels.items())
+        a = "an" if kind[0] in "aeiou" else "a"
+        raise UsageError(f"there is no level {level!r}{near_names(level, levels)}; {a} {kind} has {known}")
+    chosen = levels[name]
+    module, rows = pandas(), chosen.rows(result)
+    columns = list(chosen.columns) or None
+    if chosen.index is None:
+        return module.DataFrame(rows, columns=columns)
+    index_name, entries = chosen.index(result)
+    return module.DataFrame(rows, columns=columns, index=module.Index(entries, name=index_name))
 
 
 def pandas() -> Any:

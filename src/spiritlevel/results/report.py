@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from spiritlevel.results import frames, records, webpage
+from spiritlevel.results import levels, records
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.saving import undamaged
-from spiritlevel.values.cleaning import for_terminal
+from spiritlevel.results.wording import number_of, subject_words
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report(Headed, ResultBase, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
@@ -34,6 +34,7 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     """
 
     kind: ClassVar[str] = "report"
+    levels = levels.REPORT
     estimates: dict[str, Estimate]
     per_layer: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     per_neuron: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -92,12 +93,10 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
 
         return terminal.report_table(self, layers=layers, notes=notes)
 
-    def __repr__(self) -> str:
-        names = ", ".join(self.estimates)
-        return for_terminal(f"<Report of {self.header.model or 'a network'}: {names}>")
-
-    def _repr_html_(self) -> str:
-        return webpage.fragment(self)
+    @property
+    def in_short(self) -> str:
+        """The network, the data and how many measures."""
+        return f"{subject_words(self)}: {number_of(len(self), 'measure')}"
 
     # --- for other programs ----------------------------------------------------------------------------------------
 
@@ -115,21 +114,6 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
         for quantity, layers in self.per_layer.items():
             found |= {f"{quantity}/{layer}": estimate.value for layer, estimate in layers.items()}
         return {prefix + name: float(v) for name, v in found.items() if v is not None and math.isfinite(v)}
-
-    def to_pandas(self, level: str = "network") -> Any:
-        """Return a data frame with one row a measure, a layer's quantity ("layer") or a sample ("sample")."""
-        pandas = frames.pandas()
-        if level == "network":
-            return pandas.DataFrame(frames.network_rows(self), columns=("measure", "title", *frames.ESTIMATE_COLUMNS))
-        if level == "layer":
-            return pandas.DataFrame(frames.layer_rows(self), columns=("quantity", "layer", *frames.ESTIMATE_COLUMNS))
-        if level == "sample":
-            name, index = self.sample_index()
-            return pandas.DataFrame(
-                {name: values.double().numpy() for name, values in self.per_sample.items()},
-                index=pandas.Index(index.numpy(), name=name),
-            )
-        raise UsageError(f"level must be 'network', 'layer' or 'sample', not {level!r}")
 
     def sample_index(self) -> tuple[str, Tensor]:
         """Return what the entries of ``per_sample`` are numbered by, and the numbers.

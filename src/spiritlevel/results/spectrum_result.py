@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from spiritlevel.results import Report
+from spiritlevel.results import Report, levels
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
+from spiritlevel.results.numerals import plain
 from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_volume
 from spiritlevel.results.records import SCHEMA_VERSION, as_json, estimate_record, read_estimate
+from spiritlevel.results.wording import matrix_words
 from spiritlevel.values.cleaning import Cleaned
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import ANYWHERE, Estimate, at_least_rounding, not_applicable
@@ -53,11 +56,13 @@ class Outliers:
     counts: tuple[int, ...]  # every probe's
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Spectrum(Headed, ResultBase):
     """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
 
     kind: ClassVar[str] = "spectrum"
+    main_figure: ClassVar[str] = "density"
+    levels = levels.SPECTRUM
     operator: str
     size: int  # order P of the matrix
     eigenvalue_max: Estimate
@@ -205,6 +210,13 @@ class Spectrum(Headed, ResultBase):
             estimates=rows, per_layer={}, per_neuron={}, per_sample={}, header=self.header, settings={}, titles=TITLES
         )
 
+    @property
+    def in_short(self) -> str:
+        """The matrix and the ends of its spectrum."""
+        ends = " to ".join(plain(each.value) for each in (self.eigenvalue_min, self.eigenvalue_max))
+        model = self.header.model or "a network"
+        return f"the {matrix_words(self.operator)} of {model}, {self.size:,} parameters: {ends}"
+
     def table(self, *, notes: bool = True) -> RenderableType:
         """Return the table a terminal shows."""
         from rich.console import Group
@@ -229,12 +241,16 @@ class Spectrum(Headed, ResultBase):
             f"{len(self.nodes)} probes of {self.nodes.shape[1]} steps; products by {self.path}.",
         ]
 
-    # A spectrum's own figure is an image with matplotlib, written where it is asked for.
-    def figure(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]
-        """Write the stem of Ritz values and the smoothed density as an image."""
-        from spiritlevel.page.spectrum_figure import write_figure
+    def figure(self, name: str | os.PathLike[str] = "") -> Any:
+        """Return one of the page's figures as an Altair chart, "density" or "ritz_values".
 
-        write_figure(self, path)
+        The name of a file ending in .png, .pdf or .svg is written instead, with both in one image by matplotlib.
+        """
+        if Path(name).suffix:
+            from spiritlevel.page.spectrum_figure import write_figure
+
+            return write_figure(self, name)
+        return super().figure(os.fspath(name))
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""

@@ -19,6 +19,8 @@ from spiritlevel.values.estimate import Estimate, not_applicable
 from spiritlevel.values.rich_tables import new_table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from spiritlevel.results.report import Report
 
 TEXT_WIDTH = 120
@@ -81,7 +83,7 @@ def layer_tables(report: Report) -> list[RenderableType]:
         quantity: [_cell(values.get(layer), footnotes, f"{quantity} of {layer}") for layer in layers]
         for quantity, values in report.per_layer.items()
     }
-    return [Cleaned(_Columns("layer", layers, heads, cells)), *map(_line, footnotes.lines())]
+    return [Cleaned(ColumnsInPortions("layer", layers, heads, cells)), *map(_line, footnotes.lines())]
 
 
 def rows_table(
@@ -126,7 +128,7 @@ def rows_table(
     labels = [*reports, *failed]
     places = sorted(range(len(labels)), key=lambda place: order.index(labels[place]) if order else place)
     cells = {key: [column[place] for place in places] for key, column in cells.items()}
-    table = _Columns("weights", [labels[place] for place in places], heads, cells)
+    table = ColumnsInPortions("weights", [labels[place] for place in places], heads, cells)
     return Cleaned(Group(*_shared_header(reports), table, *map(_line, below)))
 
 
@@ -134,7 +136,7 @@ def _unmeasured(reason: str, footnotes: Footnotes) -> str:
     return f"{MISSING} {footnotes.mark(not_applicable(f'not measured: {reason}'))}"
 
 
-class _Columns:
+class ColumnsInPortions:
     """A table that is continued in further ones where it would be wider than the screen; numbers are never cut."""
 
     def __init__(
@@ -167,6 +169,15 @@ class _Columns:
             for row, label in enumerate(self.labels):
                 table.add_row(Text(label), *(self.cells[key][row] for key in portion))
             yield table
+
+    def whole(self) -> Table:
+        """Return one table of all columns, however wide, for where a reader can scroll."""
+        table = new_table(self.corner)
+        for head in self.heads.values():
+            table.add_column(head, justify="right")
+        for row, label in enumerate(self.labels):
+            table.add_row(Text(label), *(self.cells[key][row] for key in self.heads))
+        return table
 
     def _whole_width(self, key: str) -> int:
         """Return the width at which no cell of a column is broken."""

@@ -13,6 +13,9 @@ from spiritlevel.values.estimate import Estimate
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report
 
+_MATRICES = {
+    "hessian": "Hessian", "ggn": "Gauss–Newton matrix", "batch_variance": "variance of the Hessian over batches"
+}  # fmt: skip
 UNTRAINED = "No weights given: this is the network as initialised, not a trained minimum."
 
 
@@ -53,6 +56,25 @@ def state_words(report: Report) -> str:
         parts.append(gradient)
     parts += [standing_words(head)] if standing_words(head) else []
     return " · ".join(parts)
+
+
+def subject_words(report: Report) -> str:
+    """Return the network, its weights and how many samples of which data, for one line."""
+    head = report.header
+    weights = f" with {head.weights}" if head.weights else ""
+    data = f" on {head.data}" if head.data else ""
+    count = f", {head.samples:,} samples" if head.samples is not None else ""
+    return f"{head.model or 'a network'}{weights}{data}{count}"
+
+
+def number_of(count: int, word: str) -> str:
+    """Return a count with its word, in the plural where it is one."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word[:-1] + 'ies' if word.endswith('y') else word + 's'}"
+
+
+def matrix_words(operator: str) -> str:
+    """Return a matrix in words by its name: one of those of all parameters, or the block of a layer or a parameter."""
+    return _MATRICES.get(operator, f"block of {operator}")
 
 
 class Footnotes:

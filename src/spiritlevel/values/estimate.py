@@ -88,6 +88,13 @@ class Estimate:
                 "nobody could tell how far off it is; give its error, or call it exact or a bound"
             )
 
+    def __repr__(self) -> str:
+        error = f" ± {self.stderr:.2g}" if TINIEST < self.stderr < math.inf else ""
+        certain = "" if self.interval is None else f", in [{self.interval[0]:.6g}, {self.interval[1]:.6g}]"
+        how = self.how.replace("_", " ") + (" (verified)" if self.verified else "")
+        rest = "" if self.ok else f", {self.status.replace('_', ' ')}: {self.reason}"
+        return f"<Estimate {self.value:.6g}{error}, {how}{certain}{rest}>"
+
     def __float__(self) -> float:
         return float(self.value)
 

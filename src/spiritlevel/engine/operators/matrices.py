@@ -56,6 +56,12 @@ class Operator:
         )
         self.size = sum(problem.chosen_parameters[name].numel() for name in self.names)
 
+    def __repr__(self) -> str:
+        kind = f"{str(self.problem.dtype).removeprefix('torch.')} on {self.problem.device}"
+        part = "" if len(self.names) == len(self.problem.parameters) else f", {', '.join(self.names)}"
+        network = type(self.problem.model).__name__
+        return f"<{type(self).__name__} of {network}{part}: {self.size:,} × {self.size:,}, {kind}>"
+
     @property
     def shape(self) -> tuple[int, int]:
         """The matrix's shape (P, P)."""

@@ -9,7 +9,7 @@ from typing import Any
 from spiritlevel.page.content import PageContent
 from spiritlevel.page.parts import Cell, CommandLines, PageTable, Part, Section, TableRow, Words
 from spiritlevel.results.cost import passes_in_words
-from spiritlevel.results.header import Header
+from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.numerals import plain
 from spiritlevel.results.standing import standing_words
 
@@ -57,7 +57,8 @@ def headers_of(content: PageContent) -> dict[str, Header]:
     """Return what each network was measured on and how, by label."""
     if content.reports:
         return {label: report.header for label, report in content.shown.items()}
-    return {label: spectrum.header for label, spectrum in content.spectra.items()}
+    spectral: dict[str, Headed] = {**content.spectra, **content.eigenvalues}
+    return {label: found.header for label, found in spectral.items()}
 
 
 def command_of(content: PageContent) -> str:
