@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from spiritlevel.engine.operators.matrices import Operator, VarianceOperator
+from spiritlevel.engine.operators.matrices import VarianceOperator
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
+from spiritlevel.engine.operators.operator import Operator
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # Share of the free memory that one run may take, and vectors of work beside the basis for each probe.

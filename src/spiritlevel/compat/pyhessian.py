@@ -32,7 +32,41 @@ from spiritlevel.values.errors import UsageError
 class hessian:
     """The Hessian of a model's mean loss on one batch or on a data loader, in evaluation mode.
 
-    ``seed`` makes every call repeatable: the same call gives the same numbers.
+    The calls and the shapes of what they return are PyHessian's; the numbers are Spiritlevel's. The model is not
+    changed, not even its mode.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network.
+    criterion : callable
+        The loss of outputs and targets, a mean over the batch.
+    data : pair of Tensor
+        One batch (inputs, targets).
+    dataloader : DataLoader
+        In place of ``data``, several batches.
+    cuda : bool
+        Whether to work on the GPU; as with PyHessian it must be False where there is none.
+    seed : int
+        Makes every call repeatable: the same call gives the same numbers.
+
+    Raises
+    ------
+    UsageError
+        Both ``data`` and ``dataloader`` are given or neither, or the criterion is no mean over samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> from spiritlevel.compat.pyhessian import hessian
+    >>> model, (x, y) = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").tensors
+    >>> h = hessian(model, torch.nn.CrossEntropyLoss(), data=(x[:100], y[:100]), cuda=False)
+    >>> values, vectors = h.eigenvalues(top_n=2)
+    >>> [round(value, 2) for value in values], len(vectors[0])
+    ([0.45, 0.41], 6)
+    >>> [round(draw, 2) for draw in h.trace()]
+    [1.91]
     """
 
     def __init__(
@@ -65,8 +99,24 @@ class hessian:
     ) -> tuple[list[float], list[list[Tensor]]]:
         """Return the ``top_n`` eigenvalues and their vectors, each a list of tensors shaped as the parameters.
 
-        As power iteration would, it looks for the largest in magnitude; ``which="largest"`` asks for the most positive.
-        ``tol`` bounds the residual against the norm; a spent budget is said by a warning; ``found`` has the residuals.
+        As power iteration would, it looks for the largest in magnitude. A spent budget is said by a warning; ``found``
+        has the residuals.
+
+        Parameters
+        ----------
+        maxIter : int
+            The most sweeps for each eigenvalue.
+        tol : float
+            The bound of the residuals, against the norm.
+        top_n : int
+            How many.
+        which : str
+            "magnitude", or "largest", which asks for the most positive.
+
+        Returns
+        -------
+        pair of lists
+            The eigenvalues, and for each its vector as a list of tensors.
         """
         sweeps = max(maxIter, 2) * top_n
         self.found = eigenvalues(self.problem, top_n, which, tolerance=tol, max_sweeps=sweeps, seed=self.seed)
@@ -76,7 +126,20 @@ class hessian:
         return self.found.values.tolist(), vectors
 
     def trace(self, maxIter: int = 100, tol: float = 1e-3) -> list[float]:
-        """Return draws whose mean is the trace: one where it is exact, else until its error is ``tol`` of it."""
+        """Return draws whose mean is the trace: one where it is exact, else until its error is ``tol`` of it.
+
+        Parameters
+        ----------
+        maxIter : int
+            The most draws.
+        tol : float
+            The relative error at which to stop.
+
+        Returns
+        -------
+        list of float
+            The draws.
+        """
         problem = self.problem
         with problem.session():
             if problem.survey.coupled:
@@ -108,7 +171,20 @@ class hessian:
         return samples.values
 
     def density(self, iter: int = 100, n_v: int = 1) -> tuple[list[list[float]], list[list[float]]]:
-        """Return the Ritz values and their weights of ``n_v`` probes of ``iter`` Lanczos steps, one list a probe."""
+        """Return the Ritz values and their weights of ``n_v`` probes of ``iter`` Lanczos steps, one list a probe.
+
+        Parameters
+        ----------
+        iter : int
+            Lanczos steps.
+        n_v : int
+            Probes.
+
+        Returns
+        -------
+        pair of lists
+            The Ritz values of every probe, and their weights, which sum to one.
+        """
         problem = self.problem
         matrix = HessianOperator(problem, keep_graphs=None)
         start = random_signs(problem.size, n_v, seed=self.seed, dtype=problem.dtype, device=problem.device)

@@ -14,8 +14,29 @@ from spiritlevel.values.symmetries import SYMMETRIES
 class Symmetry:
     """One map of the parameters that keeps the function: which layers share it and how many factors are free.
 
-    ``kind`` is one of layers, neurons, output_scale (which multiplies the outputs by α) and permutation (where
-    ``factors`` counts the units that can change places).
+    Attributes
+    ----------
+    kind : str
+        One of layers, neurons, output_scale (which multiplies the outputs by α) and permutation.
+    name : str
+        The name by which `rescale_neurons` takes factors.
+    layers : tuple of str
+        The layers that share it.
+    factors : int
+        How many factors are free; of a permutation, how many units can change places.
+    exact : bool
+        Whether the function is kept exactly, and not but for the ε of a normalisation.
+    reason : str
+        Why it is not exact.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> found = sl.symmetries.find(sl.nets.build("digits_mlp", seed=0), torch.zeros(2, 1, 8, 8))
+    >>> first = next(iter(found))
+    >>> first.kind, first.layers, first.factors, first.how
+    ('layers', ('1',), 1, 'exact')
     """
 
     kind: str
@@ -48,7 +69,33 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Every symmetry found in a network, in the order of its layers; iterates over them."""
+    """Every symmetry found in a network, in the order of its layers; iterates over them.
+
+    Printed, it is a list of them and of what was left alone.
+
+    Attributes
+    ----------
+    symmetries : tuple of Symmetry
+        What was found.
+    left_alone : tuple of pairs of str
+        Operations that leave no freedom: where, and why.
+    reason : str
+        Why nothing was found, where the network could not be traced.
+    mode : str
+        "eval" or "train".
+    analysis : Analysis
+        What the maps need; None where the network could not be traced.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> found = sl.symmetries.find(sl.nets.build("digits_mlp", seed=0), torch.zeros(2, 1, 8, 8))
+    >>> len(found), found.free_factors("layers"), found.free_factors("neurons")
+    (7, 2, 64)
+    >>> [symmetry.layers for symmetry in found.of_kind("neurons")]
+    [('1',), ('3',)]
+    """
 
     symmetries: tuple[Symmetry, ...]
     left_alone: tuple[tuple[str, str], ...]
@@ -63,11 +110,35 @@ class Symmetries:
         return len(self.symmetries)
 
     def of_kind(self, kind: str, *, exact: bool = True) -> tuple[Symmetry, ...]:
-        """Return the symmetries of one kind, exact ones unless said otherwise."""
+        """Return the symmetries of one kind, exact ones unless said otherwise.
+
+        Parameters
+        ----------
+        kind : str
+            One of layers, neurons, output_scale and permutation.
+        exact : bool
+            Whether to return the exact ones, or those that are exact but for the ε of a normalisation.
+
+        Returns
+        -------
+        tuple of Symmetry
+            Those of that kind.
+        """
         return tuple(each for each in self.symmetries if each.kind == kind and each.exact == exact)
 
     def free_factors(self, kind: str) -> int:
-        """Count the independent exact factors of one kind."""
+        """Count the independent exact factors of one kind.
+
+        Parameters
+        ----------
+        kind : str
+            One of layers, neurons, output_scale and permutation.
+
+        Returns
+        -------
+        int
+            The count.
+        """
         return sum(each.factors for each in self.of_kind(kind))
 
     def __str__(self) -> str:

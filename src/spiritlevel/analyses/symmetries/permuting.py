@@ -24,6 +24,38 @@ def permute_neurons(
 
     Rows of the layers that produce a unit and columns of those that read it move together; channels of a residual
     stream move in every layer of it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, tuple or dict
+        A batch of inputs, on which the copy is proven to compute the same.
+    seed : int
+        Seed of the order.
+    mode : str
+        "eval" or "train".
+    found : Symmetries
+        The result of an earlier `find` on the same model, to save its time; its mode is then used.
+
+    Returns
+    -------
+    torch.nn.Module
+        The copy.
+
+    Raises
+    ------
+    SpiritlevelError
+        The network cannot be traced, or the copy does not compute the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> copy = sl.symmetries.permute_neurons(model, x)
+    >>> bool(torch.allclose(copy(x), model(x), atol=1e-5)), bool(torch.equal(copy[1].weight, model[1].weight))
+    (True, False)
     """
     found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:

@@ -32,7 +32,42 @@ def rescale_layers(
 
     Weights and biases of the layer take the factor, whatever consumes its output is divided by it, and layers that
     share a sum with it (a residual stream) take it too (Petzka et al. 2019, Theorem 2, with biases carried along).
-    ``found`` is the result of an earlier ``find`` on the same model, to save its time; its mode is then used.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, tuple or dict
+        A batch of inputs, on which the copy is proven to compute the same.
+    factors : mapping of str to float
+        A positive factor for each layer, by its path.
+    mode : str
+        "eval" or "train".
+    found : Symmetries
+        The result of an earlier `find` on the same model, to save its time; its mode is then used.
+
+    Returns
+    -------
+    torch.nn.Module
+        The rescaled copy.
+
+    Raises
+    ------
+    UsageError
+        There is no such layer, its scale is not free, or a factor is not positive.
+    SpiritlevelError
+        The network cannot be traced, or the copy does not compute the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> copy = sl.symmetries.rescale_layers(model, x, {"1": 10.0})
+    >>> bool(torch.allclose(copy(x), model(x), atol=1e-5))
+    True
+    >>> [round((copy[at].weight.norm() / model[at].weight.norm()).item(), 3) for at in (1, 3, 5)]
+    [10.0, 0.1, 1.0]
     """
     analysis, found = _analysed(model, example, mode, found)
     state, exact = analysis.walk, analysis.exact
@@ -75,9 +110,49 @@ def rescale_neurons(
 ) -> nn.Module:
     """Return a copy in which every free neuron or channel is scaled by its own factor and the function is the same.
 
-    Factors are drawn log-uniformly between ``low`` and ``high`` (Tsuzuku et al. 2019, eq. 15-16), or given by
-    ``factors``: for each name of a neuron symmetry in ``find`` a tensor with as many entries as it has factors; groups
-    not named keep their scale.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, tuple or dict
+        A batch of inputs, on which the copy is proven to compute the same.
+    seed : int
+        Seed of the factors.
+    low : float
+        The least factor: they are drawn log-uniformly (Tsuzuku et al. 2019, eq. 15-16).
+    high : float
+        The greatest one.
+    factors : mapping of str to Tensor
+        In place of drawn ones, for each name of a neuron symmetry in `find` a tensor with as many entries as it has
+        factors; groups not named keep their scale.
+    mode : str
+        "eval" or "train".
+    found : Symmetries
+        The result of an earlier `find` on the same model, to save its time; its mode is then used.
+
+    Returns
+    -------
+    torch.nn.Module
+        The rescaled copy.
+
+    Raises
+    ------
+    UsageError
+        There is no such group, it has another number of factors, or a factor is not positive.
+    SpiritlevelError
+        The network cannot be traced, or the copy does not compute the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> copy = sl.symmetries.rescale_neurons(model, x, seed=1)
+    >>> bool(torch.allclose(copy(x), model(x), atol=1e-5))
+    True
+    >>> ratios = copy[1].weight.norm(dim=1) / model[1].weight.norm(dim=1)
+    >>> bool(ratios.min() > 0.2), bool(ratios.max() < 5.0)
+    (True, True)
     """
     analysis, found = _analysed(model, example, mode, found)
     state, classes = analysis.walk, analysis.exact
@@ -119,9 +194,43 @@ def scale_output(
 ) -> nn.Module:
     """Return a copy whose outputs are α times the original's: T_α of Lengyel et al. 2021, Prop. 5.1.
 
-    ``where="last"`` scales the layers that produce the outputs, with their biases. ``where="all"`` shares α over all
-    layers as evenly as the graph allows: in a chain of L layers each weight takes c = α^(1/L) and the bias of layer l
-    takes c^l; a residual block keeps its weights, because its input and output have one scale.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, tuple or dict
+        A batch of inputs, on which the copy's outputs are proven to be α times the original's.
+    alpha : float
+        The factor, positive.
+    where : str
+        "last" scales the layers that produce the outputs, with their biases. "all" shares α over all layers as evenly
+        as the graph allows: in a chain of L layers each weight takes c = α^(1/L) and the bias of layer l takes c^l; a
+        residual block keeps its weights, because its input and output have one scale.
+    mode : str
+        "eval" or "train".
+    found : Symmetries
+        The result of an earlier `find` on the same model, to save its time; its mode is then used.
+
+    Returns
+    -------
+    torch.nn.Module
+        The copy.
+
+    Raises
+    ------
+    UsageError
+        The scale of the outputs is not free, or an argument has a value that the message names.
+    SpiritlevelError
+        The copy's outputs are not α times the original's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> copy = sl.symmetries.scale_output(model, x, 3.0)
+    >>> bool(torch.allclose(copy(x), 3 * model(x), atol=1e-5))
+    True
     """
     if where not in ("last", "all"):
         raise UsageError(f"where is {where!r}; it is 'last' or 'all'")

@@ -21,11 +21,46 @@ from spiritlevel.values.errors import UsageError
 def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     """Find where a network's weights can be rescaled or permuted without changing the function it computes.
 
-    ``example`` is a batch of inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs. The graph of
-    the eval-mode network is traced on it and every channel gets a scale; operations say which scales are equal, which
-    are fixed, and what is left is free (Dinh et al. 2017; Tsuzuku et al. 2019, eq. 15-16; Petzka et al. 2019, Theorems
-    2 and 3). With ``mode="train"`` BatchNorm uses batch statistics. A network that cannot be traced has nothing found,
-    with the reason.
+    The graph of the eval-mode network is traced on the example and every channel gets a scale; operations say which
+    scales are equal, which are fixed, and what is left is free (Dinh et al. 2017; Tsuzuku et al. 2019, eq. 15-16;
+    Petzka et al. 2019, Theorems 2 and 3). A network that cannot be traced has nothing found, with the reason.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, tuple or dict
+        A batch of inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+    mode : str
+        "eval", or "train", in which BatchNorm uses batch statistics.
+
+    Returns
+    -------
+    Symmetries
+        What was found, and what leaves no freedom.
+
+    Raises
+    ------
+    UsageError
+        The model is no network, or it fails on the example.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> print(sl.symmetries.find(model, torch.zeros(2, 1, 8, 8)))
+    whole layers, one factor each:
+      1: 1 factor, exact
+      3: 1 factor, exact
+    single neurons or channels:
+      1: 32 factors, exact
+      3: 32 factors, exact
+    scale of the outputs (T_α):
+      5: 1 factor, exact
+    permutations of hidden units:
+      1: 32 units, exact
+      3: 32 units, exact
     """
     return find_in_copy(model, example, mode=mode, original=model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from spiritlevel.engine.operators.matrices import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
+from spiritlevel.engine.operators.matrices import GGNOperator, HessianOperator, LayerBlock, VarianceOperator
+from spiritlevel.engine.operators.operator import Operator
 
 __all__ = ["GGNOperator", "HessianOperator", "LayerBlock", "Operator", "VarianceOperator"]

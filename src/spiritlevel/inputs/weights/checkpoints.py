@@ -34,7 +34,23 @@ _LARGEST_INDEX = 64 << 20
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What was loaded into a model: from where, in which form, under which entry, with which prefixes removed."""
+    """What was loaded into a model: from where, in which form, under which entry, with which prefixes removed.
+
+    Attributes
+    ----------
+    path : Path
+        The file or folder.
+    form : str
+        What it was, in words.
+    key : str
+        The entry that held the state dict; None where it was the file itself.
+    prefixes : tuple of str
+        What was taken off the names.
+    tensors : int
+        How many tensors were loaded.
+    notes : tuple of str
+        What else the file holds.
+    """
 
     path: Path
     form: str
@@ -57,10 +73,41 @@ class _Weights:
 def load_weights(model: nn.Module, path: str | os.PathLike[str], key: str | None = None) -> LoadedWeights:
     """Load the weights in a file or Hugging Face folder into a model, all of them or none.
 
-    The state dict is the file itself or its entry ``state_dict``, ``model_state_dict``, ``model`` or ``net``; any other
-    entry, averaged weights among them, is taken by ``key``, which may have dots. The prefixes ``module.``,
-    ``_orig_mod.``, ``model.`` and ``net.`` come off as often as needed, but only if then every name fits. Values are
-    cast to the model's types; a file that does not fit raises an error and leaves the model as it was.
+    Nothing in the file is executed. The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``net.`` come off as often
+    as needed, but only if then every name fits. Values are cast to the model's types; a file that does not fit raises
+    an error and leaves the model as it was.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network to load into.
+    path : path
+        A file that ``torch.save`` or safetensors wrote, or a Hugging Face folder.
+    key : str
+        The entry of the state dict, which may have dots; by default the file itself or its entry ``state_dict``,
+        ``model_state_dict``, ``model`` or ``net``. Any other, averaged weights among them, is taken by its name alone.
+
+    Returns
+    -------
+    LoadedWeights
+        What was loaded, and from where.
+
+    Raises
+    ------
+    UsageError
+        There is no such file or entry, or the model is no network.
+    SpiritlevelError
+        The file cannot be read as weights, or does not fit the model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> torch.save({"state_dict": model.state_dict(), "epoch": 3}, "checkpoint.pt")
+    >>> loaded = sl.load_weights(sl.nets.build("digits_mlp", seed=1), "checkpoint.pt")
+    >>> loaded.key, loaded.tensors
+    ('state_dict', 6)
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model is a {type(model).__name__}, and weights can only be loaded into a torch.nn.Module")
