@@ -26,7 +26,25 @@ class ContrastivePairs(Loss):
     """½ ‖a - b‖² of embeddings that are alike (label 1), ½ max(0, margin - ‖a - b‖)² of those that are not (label 0).
 
     Outputs are both embeddings of a pair, ``(B, 2, D)``, and labels ``(B,)``: a pair is a sample. A model that returns
-    two tensors is given a forward that stacks them.
+    two tensors is given a forward that stacks them (Hadsell, Chopra and LeCun 2006).
+
+    Parameters
+    ----------
+    margin : float
+        The distance to which pairs that are not alike are pushed apart; positive.
+
+    Raises
+    ------
+    UsageError
+        ``margin`` is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> pairs = torch.tensor([[[0.0, 0.0], [0.6, 0.8]], [[0.0, 0.0], [0.3, 0.4]]])
+    >>> sl.losses.ContrastivePairs().per_sample(pairs, (None, torch.tensor([1, 0])))[0].tolist()
+    [0.5, 0.125]
     """
 
     name: str = field(default="contrastive_pairs", init=False, repr=False)

@@ -48,9 +48,33 @@ class CrossEntropy(Loss):
     """Cross-entropy with the meaning of ``torch.nn.functional.cross_entropy(reduction="mean")``.
 
     Outputs are ``(B, C)``, or hold positions with the classes last ``(B, T, C)`` or second ``(B, C, T, ...)``; the
-    shape of the labels decides which, and ``class_axis`` (1 or -1) where it cannot. Labels are class indices, or
-    probabilities ``(B, C)``. In its outputs the loss has the second derivative s·(diag(p) - ppᵀ): the labels, the
-    smoothing and the class weights enter through the scalar s alone.
+    shape of the labels decides which. Labels are class indices, or probabilities ``(B, C)``. In its outputs the loss
+    has the second derivative s·(diag(p) - ppᵀ): the labels, the smoothing and the class weights enter through the
+    scalar s alone.
+
+    Parameters
+    ----------
+    label_smoothing : float
+        As torch's.
+    class_weights : sequence of float or Tensor
+        A weight for each class.
+    ignore_index : int
+        The label that counts in no loss.
+    class_axis : int
+        Where the classes are, 1 or -1, where the shapes cannot say it.
+
+    Raises
+    ------
+    UsageError
+        An argument has a value that the message names.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> losses, weights = sl.losses.CrossEntropy().per_sample(torch.zeros(2, 4), (None, torch.tensor([0, 3])))
+    >>> [round(each, 3) for each in losses.tolist()], weights.tolist()
+    ([1.386, 1.386], [1.0, 1.0])
     """
 
     name: str = field(default="cross_entropy", init=False, repr=False)
@@ -230,8 +254,28 @@ class SameToken(CrossEntropy):
     """Cross-entropy of the outputs ``(B, T, C)`` at each position against the label ``(B, T)`` at the same one.
 
     That is the loss of masked tokens, of tags, and of an encoder-decoder, whose model shifts the labels itself. It is
-    that of :class:`CrossEntropy`, said in so many words: what a language model or labels equal to the inputs leave open
+    that of `CrossEntropy`, said in so many words: what a language model or labels equal to the inputs leave open
     is then decided.
+
+    Parameters
+    ----------
+    label_smoothing : float
+        As torch's.
+    class_weights : sequence of float or Tensor
+        A weight for each class.
+    ignore_index : int
+        The label that counts in no loss.
+    class_axis : int
+        Where the classes are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> labels = torch.tensor([[1, -100, 2]])
+    >>> losses, weights = sl.losses.SameToken().per_sample(torch.zeros(1, 3, 4), (None, labels))
+    >>> round(losses.item(), 3), weights.item()
+    (1.386, 2.0)
     """
 
     name: str = field(default="same_token", init=False, repr=False)
@@ -244,6 +288,20 @@ class NextToken(Loss):
 
     A label of ``ignore_index`` weighs nothing, nor does one that a batch's "attention_mask", where it has the labels'
     shape, says is padding.
+
+    Parameters
+    ----------
+    ignore_index : int
+        The label that counts in no loss.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> tokens = torch.tensor([[1, 0, 2]])
+    >>> losses, weights = sl.losses.NextToken().per_sample(torch.zeros(1, 3, 4), (tokens, tokens))
+    >>> round(losses.item(), 3), weights.item()  # two of three tokens are predicted
+    (1.386, 2.0)
     """
 
     name: str = field(default="next_token", init=False, repr=False)

@@ -36,8 +36,25 @@ class CallableLoss(Loss):
     """A function (outputs, batch) -> losses ``(B,)`` or ``(B, T, ...)``, or a pair (losses, weights) of one shape.
 
     The loss of a sample must depend on its own outputs alone; the second derivative is formed for all samples at once
-    on that ground, and :meth:`factor` refuses a function whose second derivative couples samples. It is formed in
+    on that ground, and `factor` refuses a function whose second derivative couples samples. It is formed in
     float64 where the function accepts outputs (and floating-point batch entries) in float64, else in their own dtype.
+    `Problem` makes one of any function.
+
+    Parameters
+    ----------
+    fn : callable
+        The function.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> def log_cosh(outputs, batch):
+    ...     return torch.log(torch.cosh(outputs - sl.losses.labels_of(batch))).mean(1)
+    >>> loss = sl.losses.CallableLoss(log_cosh)
+    >>> losses, _ = loss.per_sample(torch.zeros(2, 3), (None, torch.ones(2, 3)))
+    >>> loss.name, [round(each, 3) for each in losses.tolist()]
+    ('log_cosh', [0.434, 0.434])
     """
 
     fn: Callable[[Tensor, Any], Any]

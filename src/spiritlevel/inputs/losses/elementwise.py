@@ -45,8 +45,26 @@ class _Elementwise(Loss):
 class BinaryCrossEntropy(_Elementwise):
     """Cross-entropy of independent yes-or-no logits ``(B,)``, ``(B, 1)`` or ``(B, C)``, averaged over each sample.
 
-    Labels lie between 0 and 1. ``pos_weight`` multiplies the positive part of the loss, one number or one per class, as
-    in ``torch.nn.functional.binary_cross_entropy_with_logits``.
+    Labels lie between 0 and 1.
+
+    Parameters
+    ----------
+    pos_weight : float, sequence of float or Tensor
+        Multiplies the positive part of the loss, one number or one per class, as in
+        ``torch.nn.functional.binary_cross_entropy_with_logits``.
+
+    Raises
+    ------
+    UsageError
+        ``pos_weight`` is negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> losses, _ = sl.losses.BinaryCrossEntropy().per_sample(torch.zeros(2), (None, torch.tensor([0.0, 1.0])))
+    >>> [round(each, 3) for each in losses.tolist()]
+    [0.693, 0.693]
     """
 
     name: str = field(default="binary_cross_entropy", init=False, repr=False)
@@ -107,7 +125,18 @@ class BinaryCrossEntropy(_Elementwise):
 class MeanSquaredError(_Elementwise):
     """Squared error averaged over a sample's output entries, as torch's ``mse_loss``.
 
-    With ``one_hot=True`` the labels are class indices ``(B,)`` and the targets their one-hot vectors.
+    Parameters
+    ----------
+    one_hot : bool
+        Whether the labels are class indices ``(B,)`` and the targets their one-hot vectors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> loss = sl.losses.MeanSquaredError(one_hot=True)
+    >>> loss.per_sample(torch.zeros(2, 4), (None, torch.tensor([0, 3])))[0].tolist()
+    [0.25, 0.25]
     """
 
     name: str = field(default="mean_squared_error", init=False, repr=False)

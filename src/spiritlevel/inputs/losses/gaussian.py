@@ -17,8 +17,26 @@ class GaussianNLL(Loss):
     """½ (s + (y - μ)² e^-s), averaged over a sample's entries, with the mean μ and the log-variance s from the outputs.
 
     μ is the first half of the outputs along one axis and s the second: the channels ``(B, 2D, ...)`` or the last
-    ``(B, ..., 2D)``. The shape of the labels, of μ's shape or without that axis where D is 1, decides which, and
-    ``axis`` (1 or -1) where it cannot. It is ``torch.nn.GaussianNLLLoss`` of the variance e^s.
+    ``(B, ..., 2D)``. The shape of the labels, of μ's shape or without that axis where D is 1, decides which. It is
+    ``torch.nn.GaussianNLLLoss`` of the variance e^s.
+
+    Parameters
+    ----------
+    axis : int
+        The axis of the halves, 1 or -1, where the shapes cannot say it.
+
+    Raises
+    ------
+    UsageError
+        ``axis`` is neither 1 nor -1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> loss = sl.losses.GaussianNLL()
+    >>> loss.per_sample(torch.tensor([[1.0, 0.0]]), (None, torch.tensor([[3.0]])))[0].item()
+    2.0
     """
 
     name: str = field(default="gaussian_nll", init=False, repr=False)

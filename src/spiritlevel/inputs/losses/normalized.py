@@ -32,7 +32,20 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class NormalizedCrossEntropy(Loss):
-    """Cross-entropy of z = (f - mean f) / std f, the population deviation over the logits ``(B, C)`` of each sample."""
+    """Cross-entropy of z = (f - mean f) / std f, the population deviation over the logits ``(B, C)`` of each sample.
+
+    No scaling of the outputs can change it (Tsuzuku et al. 2019, eq. 20).
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> loss, batch = sl.losses.NormalizedCrossEntropy(), (None, torch.tensor([2]))
+    >>> outputs = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> one, other = (loss.per_sample(scale * outputs, batch)[0].item() for scale in (1, 100))
+    >>> round(one, 3), round(other, 3)
+    (0.256, 0.256)
+    """
 
     name: str = field(default="normalized_cross_entropy", init=False, repr=False)
 

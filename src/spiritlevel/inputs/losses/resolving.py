@@ -71,9 +71,33 @@ _FUNCTIONS: dict[Any, str] = {
 
 
 def resolve(loss: str | Loss | nn.Module | Callable[..., Any], model: nn.Module | None = None) -> Loss:
-    """Loss for a name, a :class:`Loss`, one of torch's loss modules or functions, or a callable (outputs, batch).
+    """Loss for a name, a `Loss`, one of torch's loss modules or functions, or a callable (outputs, batch).
 
-    The name "model" stands for the loss that a Hugging Face ``model`` was made for.
+    Parameters
+    ----------
+    loss : str, Loss, torch loss module or callable
+        A name or alias ("ce", "bce", "mse"), "model" for the loss that a Hugging Face model was made for, or the loss.
+    model : torch.nn.Module
+        The Hugging Face model, for "model".
+
+    Returns
+    -------
+    Loss
+        The loss.
+
+    Raises
+    ------
+    UsageError
+        There is no such loss, or torch's module has no loss of a sample.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> sl.losses.resolve("mse").name
+    'mean_squared_error'
+    >>> sl.losses.resolve(torch.nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
+    0.1
     """
     if isinstance(loss, Loss):
         return loss

@@ -33,8 +33,37 @@ def index_signs(
 ) -> Tensor:
     """Signs ±1 ``(draws, B, count)``, each a function of (seed, draw, sample index, position) alone.
 
-    Integer arithmetic is the same on every device, so the signs are made where the indices are, in the ``dtype`` asked
-    for. ``first_draw`` is the number of the first draw, for those who take them in several calls.
+    Integer arithmetic is the same on every device, so the signs are made where the indices are.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+    draws : int
+        How many draws.
+    indices : Tensor
+        The samples' indices in the data set, (B,).
+    count : int
+        Signs a sample and draw.
+    first_draw : int
+        The number of the first draw, for those who take them in several calls.
+    dtype : torch.dtype
+        Of the signs.
+
+    Returns
+    -------
+    Tensor
+        The signs (draws, B, count).
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> signs = sl.losses.index_signs(0, 2, torch.tensor([4, 7]), 3)
+    >>> tuple(signs.shape)
+    (2, 2, 3)
+    >>> bool((sl.losses.index_signs(0, 1, torch.tensor([7]), 3) == signs[:1, 1:]).all())
+    True
     """
     return next(index_signs_in_parts(seed, draws, indices, [count], first_draw=first_draw, dtype=dtype))
 

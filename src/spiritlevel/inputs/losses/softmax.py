@@ -17,7 +17,26 @@ LEADING = 8
 
 
 def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities p_c and 1 - p_c = Σ_{j≠c} p_j over the last axis, both to full relative precision."""
+    """Probabilities p_c and 1 - p_c = Σ_{j≠c} p_j over the last axis, both to full relative precision.
+
+    Parameters
+    ----------
+    logits : Tensor
+        The logits (…, C).
+
+    Returns
+    -------
+    pair of Tensor
+        Probabilities and tails (…, C), in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> p, tails = sl.losses.probabilities_and_tails(torch.tensor([60.0, 0.0]))
+    >>> p[0].item(), f"{tails[0].item():.3g}"
+    (1.0, '8.76e-27')
+    """
     p = torch.softmax(logits.detach().double(), dim=-1)
     largest = p.argmax(-1, keepdim=True)
     others = p.scatter(-1, largest, 0.0).sum(-1, keepdim=True)
@@ -26,13 +45,49 @@ def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax_impurity(logits: Tensor) -> Tensor:
-    """1 - ‖p‖² = Σ_c p_c Σ_{j≠c} p_j, the trace of diag(p) - ppᵀ."""
+    """1 - ‖p‖² = Σ_c p_c Σ_{j≠c} p_j, the trace of diag(p) - ppᵀ.
+
+    Parameters
+    ----------
+    logits : Tensor
+        The logits (…, C).
+
+    Returns
+    -------
+    Tensor
+        The impurity (…), in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> sl.losses.softmax_impurity(torch.zeros(4)).item()
+    0.75
+    """
     p, tails = probabilities_and_tails(logits)
     return (p * tails).sum(-1)
 
 
 def one_minus_softmax_margin_squared(logits: Tensor) -> Tensor:
-    """1 - γ² = (1 + |γ|)(Σ_{j≠max} p_j + p_second), γ the gap between the two largest probabilities."""
+    """1 - γ² = (1 + |γ|)(Σ_{j≠max} p_j + p_second), γ the gap between the two largest probabilities.
+
+    Parameters
+    ----------
+    logits : Tensor
+        The logits (…, C).
+
+    Returns
+    -------
+    Tensor
+        The number (…), in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> round(sl.losses.one_minus_softmax_margin_squared(torch.tensor([2.0, 0.0, 0.0])).item(), 4)
+    0.5369
+    """
     p, _ = probabilities_and_tails(logits)
     top = p.topk(2, dim=-1)
     first, second = top.values.unbind(-1)

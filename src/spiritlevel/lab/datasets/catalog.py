@@ -19,7 +19,38 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data set by name: what it is, an image's shape, samples to train and test, and the files it is read from."""
+    """A data set by name: what it is, an image's shape, samples to train and test, and the files it is read from.
+
+    Attributes
+    ----------
+    name : str
+        The name it is loaded by.
+    meaning : str
+        What it is, in words.
+    shape : tuple of int
+        (C, H, W) of an image.
+    classes : int
+        How many classes there are.
+    samples : pair of int
+        How many samples to train and to test.
+    files : str
+        The files it is read from, in torchvision's folder layout; nothing where it is built in.
+    reader : callable
+        What reads a split of it.
+    fetchable : bool
+        Whether `get` can fetch it.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> for spec in sl.datasets.DATASETS.values():
+    ...     print(spec.name, spec.shape, spec.samples)
+    digits (1, 8, 8) (1437, 360)
+    mnist (1, 28, 28) (60000, 10000)
+    fashion-mnist (1, 28, 28) (60000, 10000)
+    cifar10 (3, 32, 32) (50000, 10000)
+    cifar100 (3, 32, 32) (50000, 10000)
+    """
 
     name: str
     meaning: str
@@ -62,7 +93,29 @@ DATASETS: dict[str, DataSpec] = {
 
 
 def data_spec(name: str) -> DataSpec:
-    """Return the declaration of a named data set."""
+    """Return the declaration of a named data set.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+
+    Returns
+    -------
+    DataSpec
+        What it is.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.datasets.data_spec("cifar10").meaning
+    'small colour photographs of 10 classes'
+    """
     if name not in DATASETS:
         raise UsageError(
             f"No data set is called {name!r}{near_names(name, DATASETS) or '.'} The names are {', '.join(DATASETS)}."
@@ -71,7 +124,29 @@ def data_spec(name: str) -> DataSpec:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Return (name, split) of ``"mnist:test"``; train unless said."""
+    """Return (name, split) of ``"mnist:test"``; train unless said.
+
+    Parameters
+    ----------
+    text : str
+        A name, or a name and a split.
+
+    Returns
+    -------
+    pair of str
+        The name and the split.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set or split.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.datasets.parse("mnist:test"), sl.datasets.parse("digits")
+    (('mnist', 'test'), ('digits', 'train'))
+    """
     name, _, split = text.partition(":")
     split = split or "train"
     if split not in SPLITS:
@@ -80,7 +155,36 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def load(name: str, split: str = "train", *, root: str | Path | None = None) -> LabelledData:
-    """Return one split of a named data set, in memory, its files checked against the published sums."""
+    """Return one split of a named data set, in memory, its files checked against the published sums.
+
+    Parameters
+    ----------
+    name : str
+        digits, mnist, fashion-mnist, cifar10 or cifar100.
+    split : str
+        "train" or "test".
+    root : path
+        The folder of the files; by default that in the environment variable ``SPIRITLEVEL_DATA``, then the cache.
+
+    Returns
+    -------
+    LabelledData
+        The split.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set or split.
+    SpiritlevelError
+        The files were not found, or are not the published ones.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits", "test")
+    >>> len(data), data.split
+    (360, 'test')
+    """
     spec = data_spec(name)
     if split not in SPLITS:
         raise UsageError(f"{name} has no split {split!r}: the splits are train and test.")
@@ -96,7 +200,33 @@ def load(name: str, split: str = "train", *, root: str | Path | None = None) -> 
 
 
 def open_data(text: str, *, root: str | Path | None = None) -> LabelledData:
-    """Return the data that a text names: ``digits``, ``mnist:test``, or the path of an .npz file."""
+    """Return the data that a text names: ``digits``, ``mnist:test``, or the path of an .npz file.
+
+    Parameters
+    ----------
+    text : str
+        A name with or without a split, or a path that ends in .npz.
+    root : path
+        The folder of the files, as for `load`.
+
+    Returns
+    -------
+    LabelledData
+        The data.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set, split or file.
+    SpiritlevelError
+        The files were not found or cannot be read.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> len(sl.datasets.open_data("digits:test"))
+    360
+    """
     if text.lower().endswith(".npz"):
         return from_npz(text)
     name, split = parse(text)
@@ -104,5 +234,27 @@ def open_data(text: str, *, root: str | Path | None = None) -> LabelledData:
 
 
 def what_to_place(name: str) -> str:
-    """Return in words which files make a data set and where they are looked for."""
+    """Return in words which files make a data set and where they are looked for.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+
+    Returns
+    -------
+    str
+        The words.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.datasets.what_to_place("cifar100").split(" in a folder")[0]
+    'place cifar-100-python/{train,test} or cifar-100-python.tar.gz'
+    """
     return f"place {data_spec(name).files} in a folder and name that folder with --data-root or {ENVIRONMENT}"

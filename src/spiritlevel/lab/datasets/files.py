@@ -17,7 +17,19 @@ ARCHIVES = (".tar", ".tar.gz", ".tar.xz", ".tgz")
 
 
 def cache_folder() -> Path:
-    """Return the folder that fetched data sets are kept in."""
+    """Return the folder that fetched data sets are kept in.
+
+    Returns
+    -------
+    Path
+        ``spiritlevel`` in the folder of ``XDG_CACHE_HOME``, or in ``~/.cache``.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.datasets.cache_folder().name
+    'spiritlevel'
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "spiritlevel"
 

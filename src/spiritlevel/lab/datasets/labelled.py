@@ -17,6 +17,30 @@ class LabelledData:
     """A data set held in memory: images of shape (N, C, H, W) in [0, 1], labels, and notes on what was done to them.
 
     It is a sequence of (x, y) pairs, so it also serves wherever a torch Dataset is asked for.
+
+    Attributes
+    ----------
+    x : Tensor
+        The inputs (N, …).
+    y : Tensor
+        The labels (N,).
+    name : str
+        The data set's name.
+    split : str
+        "train" or "test".
+    classes : int
+        How many classes there are.
+    notes : tuple of str
+        What was done to the data.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits")
+    >>> len(data), tuple(data.x.shape), data.classes
+    (1437, (1437, 1, 8, 8), 10)
+    >>> len(data.subset(range(100))), len(data.subset(data.y == 3))
+    (100, 146)
     """
 
     x: Tensor
@@ -48,14 +72,52 @@ class LabelledData:
         return max(self.x.shape[2:])
 
     def subset(self, index: Tensor | Sequence[int] | slice, note: str = "") -> LabelledData:
-        """Return the chosen samples in the chosen order."""
+        """Return the chosen samples in the chosen order.
+
+        Parameters
+        ----------
+        index : Tensor, sequence of int, or slice
+            Places of the samples, or a mask over all of them.
+        note : str
+            What to note of the choice.
+
+        Returns
+        -------
+        LabelledData
+            Those samples.
+        """
         chosen = index if isinstance(index, slice) else torch.as_tensor(index)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, x=self.x[chosen], y=self.y[chosen], notes=notes)
 
 
 def fit_images(data: LabelledData, size: int) -> LabelledData:
-    """Return the images resized up to a network's own side by bilinear interpolation; larger images stay."""
+    """Return the images resized up to a network's own side by bilinear interpolation; larger images stay.
+
+    Parameters
+    ----------
+    data : LabelledData
+        Images (N, C, H, W) or (N, H, W).
+    size : int
+        The side to reach.
+
+    Returns
+    -------
+    LabelledData
+        The images, with a note of what was done.
+
+    Raises
+    ------
+    UsageError
+        The inputs are no images.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> larger = sl.datasets.fit_images(sl.datasets.load("digits"), 28)
+    >>> tuple(larger.x.shape), larger.notes[-1]
+    ((1437, 1, 28, 28), 'images resized from 8x8 to 28x28 (bilinear)')
+    """
     x = data.x.unsqueeze(1) if data.x.dim() == 3 else data.x
     if x.dim() != 4:
         raise UsageError(
@@ -76,6 +138,29 @@ def to_grey(data: LabelledData) -> LabelledData:
 
     It is rounded to one of 256 levels, as image libraries turn images of bytes grey, so that a set of grey images kept
     as bytes is the same data.
+
+    Parameters
+    ----------
+    data : LabelledData
+        Images of three channels; those of one stay as they are.
+
+    Returns
+    -------
+    LabelledData
+        Images of one channel.
+
+    Raises
+    ------
+    UsageError
+        The images have two channels, or more than three.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> colour = sl.datasets.LabelledData(torch.rand(5, 3, 8, 8), torch.zeros(5).long(), "mine", "train", 2)
+    >>> tuple(sl.datasets.to_grey(colour).x.shape)
+    (5, 1, 8, 8)
     """
     if data.channels == 1:
         return data
@@ -88,7 +173,35 @@ def to_grey(data: LabelledData) -> LabelledData:
 
 
 def standardised(data: LabelledData, mean: float, deviation: float) -> LabelledData:
-    """Return the inputs less a mean, over a standard deviation: one of each for all pixels."""
+    """Return the inputs less a mean, over a standard deviation: one of each for all pixels.
+
+    Parameters
+    ----------
+    data : LabelledData
+        The data.
+    mean : float
+        What is taken off.
+    deviation : float
+        What is divided by; positive.
+
+    Returns
+    -------
+    LabelledData
+        The data, with a note of what was done.
+
+    Raises
+    ------
+    UsageError
+        ``deviation`` is not positive.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits")
+    >>> scaled = sl.datasets.standardised(data, data.x.mean().item(), data.x.std().item())
+    >>> round(scaled.x.std().item(), 3), scaled.notes[-1]
+    (1.0, 'inputs standardised: less 0.305383, over 0.376121')
+    """
     if not deviation > 0:
         raise UsageError(f"deviation={deviation} must be positive: inputs are divided by it.")
     note = f"inputs standardised: less {mean:g}, over {deviation:g}"
@@ -98,8 +211,34 @@ def standardised(data: LabelledData, mean: float, deviation: float) -> LabelledD
 def with_random_labels(data: LabelledData, fraction: float, seed: int, mode: str = "uniform") -> LabelledData:
     """Return the data with a fraction of its labels replaced at random (Tsuzuku et al. 2019, section 6).
 
-    ``uniform`` draws each replaced label anew from all classes, so one in C stays right by chance; ``shuffle`` permutes
-    the chosen labels among themselves, which keeps the class counts.
+    Parameters
+    ----------
+    data : LabelledData
+        The data.
+    fraction : float
+        The share of labels to replace, from 0 to 1.
+    seed : int
+        Seed of which and by what.
+    mode : str
+        "uniform" draws each replaced label anew from all classes, so one in C stays right by chance; "shuffle" permutes
+        the chosen labels among themselves, which keeps the class counts.
+
+    Returns
+    -------
+    LabelledData
+        The data, with a note of how many labels changed.
+
+    Raises
+    ------
+    UsageError
+        ``fraction`` is not between 0 and 1, or there is no such mode.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> noisy = sl.datasets.with_random_labels(sl.datasets.load("digits"), 0.2, seed=0)
+    >>> noisy.notes[-1]
+    '287 of 1437 labels drawn at random (uniform, seed 0), 265 of them changed'
     """
     if not 0.0 <= fraction <= 1.0:
         raise UsageError(f"fraction={fraction} is not between 0 and 1: it is the share of labels to replace.")

@@ -21,6 +21,32 @@ def from_npz(path: str | Path) -> LabelledData:
 
     Bytes (uint8) are taken for pixels and divided by 255; other floating inputs become float32, integers stay integers
     (tokens). The shape of x is kept.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+
+    Returns
+    -------
+    LabelledData
+        The data, with a note of what was done to it.
+
+    Raises
+    ------
+    UsageError
+        There is no such file, or its arrays are not x and y of the same samples.
+    SpiritlevelError
+        The file cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import spiritlevel as sl
+    >>> np.savez("data.npz", x=np.zeros((6, 4), dtype=np.float32), y=np.arange(6) % 3)
+    >>> data = sl.datasets.from_npz("data.npz")
+    >>> tuple(data.x.shape), data.classes
+    ((6, 4), 3)
     """
     file = Path(path)
     if not file.is_file():

@@ -16,7 +16,35 @@ from spiritlevel.values.errors import UsageError, near_names
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A network by name: what it is, who used it, the images it was made for and how to build it."""
+    """A network by name: what it is, who used it, the images it was made for and how to build it.
+
+    Attributes
+    ----------
+    name : str
+        The name it is built by.
+    meaning : str
+        What it is, in words.
+    paper : str
+        Who used it.
+    channels : int
+        Channels of the images it was made for.
+    size : int
+        Their side.
+    classes : int
+        How many classes it tells apart.
+    builder : callable
+        What builds it.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> for spec in list(sl.nets.NETS.values())[:4]:
+    ...     print(spec.name, "·", spec.meaning)
+    digits_mlp · 64-32-32-10 ReLU network for the built-in digits
+    digits_cnn · two small convolutions for the built-in digits
+    softmax_regression · affine classifier, 784-10
+    mlp · 784-512-512-512-10 ReLU network
+    """
 
     name: str
     meaning: str
@@ -65,7 +93,30 @@ NETS: dict[str, NetSpec] = {
 
 
 def spec(name: str) -> NetSpec:
-    """Return the declaration of a built-in network."""
+    """Return the declaration of a built-in network.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+
+    Returns
+    -------
+    NetSpec
+        What it is.
+
+    Raises
+    ------
+    UsageError
+        There is no such network.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> found = sl.nets.spec("lenet5")
+    >>> found.meaning, found.size, found.options
+    ('LeNet-5 with ReLU and max pooling', 28, {'activation': 'relu', 'pool': 'max'})
+    """
     if name not in NETS:
         raise UsageError(
             f"No built-in network is called {name!r}{near_names(name, NETS) or '.'} The names are {', '.join(NETS)}."
@@ -74,7 +125,31 @@ def spec(name: str) -> NetSpec:
 
 
 def size_for(name: str, image_size: int) -> int:
-    """Return the image side to build a network for: the data's, or its own where the data's is smaller."""
+    """Return the image side to build a network for: the data's, or its own where the data's is smaller.
+
+    Parameters
+    ----------
+    name : str
+        The network.
+    image_size : int
+        The side of the data's images.
+
+    Returns
+    -------
+    int
+        The side.
+
+    Raises
+    ------
+    UsageError
+        There is no such network.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.nets.size_for("lenet5", 8), sl.nets.size_for("lenet5", 32)
+    (28, 32)
+    """
     return max(spec(name).size, image_size)
 
 
@@ -90,7 +165,39 @@ def build(
 ) -> nn.Module:
     """Return a built-in network, initialised as PyTorch does unless it says otherwise; a seed gives the same weights.
 
-    Channels, size and classes default to the paper's. The global random state is left as it was when a seed is given.
+    Parameters
+    ----------
+    name : str
+        The name; `NETS` has them all.
+    channels : int
+        Channels of the images; by default the paper's.
+    size : int
+        Their side; by default the paper's.
+    classes : int
+        How many classes to tell apart; by default the paper's.
+    seed : int
+        Seed of the weights; the global random state is left as it was when one is given.
+    device : str or torch.device
+        Where to put it.
+    **args
+        Options of the network, as ``spec(name).options`` lists them.
+
+    Returns
+    -------
+    torch.nn.Module
+        The network.
+
+    Raises
+    ------
+    UsageError
+        There is no such network or option, or the images are too small.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    3466
     """
     found = spec(name)
     unknown = sorted(set(args) - set(found.options))

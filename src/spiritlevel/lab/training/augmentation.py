@@ -8,7 +8,31 @@ from torch.nn import functional
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Return each image shifted by up to ``padding`` pixels over black and mirrored with probability one half."""
+    """Return each image shifted by up to ``padding`` pixels over black and mirrored with probability one half.
+
+    Parameters
+    ----------
+    images : Tensor
+        A batch (B, C, H, W).
+    generator : torch.Generator
+        What the shifts and mirrorings are drawn from.
+    padding : int
+        The most pixels to shift by.
+
+    Returns
+    -------
+    Tensor
+        A batch of the same shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import spiritlevel as sl
+    >>> images = sl.datasets.load("digits").x[:5]
+    >>> changed = sl.training.crop_and_flip(images, torch.Generator().manual_seed(0), padding=1)
+    >>> changed.shape == images.shape, bool(torch.equal(changed, images))
+    (True, False)
+    """
     count, _, height, width = images.shape
     rows = torch.randint(2 * padding + 1, (count,), generator=generator)
     columns = torch.randint(2 * padding + 1, (count,), generator=generator)

@@ -49,11 +49,64 @@ def train_ensemble(
 ) -> list[TrainingRecord]:
     """Train K networks in place, where they are, and leave them in evaluation mode; one record each.
 
-    ``seeds`` decide the order of the data for each network, ``lr`` and ``weight_decay`` are one number or K, ``labels``
-    of shape (K, N) replace the data's (label noise). A network that reaches the target of ``stop``, or diverges, leaves
-    the stack. ``on_epoch`` sees the epoch of every network still in the stack, by its place in ``models``, and finds
-    their weights up to date.
-    With ``replay`` a GPU repeats the step of sgd from a recording, which changes its speed and nothing else.
+    Each network ends where training it alone with `train` would have ended (to rounding; dropout masks excepted, which
+    are drawn for all together). One that reaches the target of ``stop``, or diverges, leaves the others.
+
+    Parameters
+    ----------
+    models : list of torch.nn.Module
+        K networks of one architecture.
+    data : LabelledData or pair of Tensor
+        The samples (x, y).
+    seeds : list of int
+        The seed of each network's order of the data.
+    lr : float or list of float
+        One learning rate or K.
+    labels : Tensor
+        In place of the data's, labels (K, N) of each network (label noise).
+    optimizer : str
+        "sgd", "adam" or "adamw".
+    momentum : float
+        Of sgd.
+    weight_decay : float or list of float
+        One or K, as for `train`.
+    batch_size : int
+        Samples a step.
+    epochs : int
+        How many epochs; either this or ``steps``.
+    steps : int
+        How many steps.
+    schedule : str or callable
+        As for `train`.
+    loss : callable
+        A function (outputs, labels), a mean over its batch.
+    drop_last : bool
+        Whether to leave out an uneven last batch.
+    stop : LossTarget
+        What may end a network's training earlier.
+    on_epoch : callable
+        Called with the epoch of every network that is still trained, by its place in ``models``; their weights are up
+        to date.
+    replay : bool
+        Whether a GPU repeats the step of sgd from a recording, which changes its speed and nothing else.
+
+    Returns
+    -------
+    list of TrainingRecord
+        What was done to each.
+
+    Raises
+    ------
+    UsageError
+        The networks are not of one architecture, or there are not as many seeds, rates or labels.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> models = [sl.nets.build("digits_mlp", seed=seed) for seed in range(3)]
+    >>> records = sl.training.train_ensemble(models, sl.datasets.load("digits"), seeds=[0, 1, 2], epochs=2)
+    >>> [record.steps for record in records]
+    [24, 24, 24]
     """
     _check_alike(models)
     count = len(models)

@@ -17,7 +17,22 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss and the share of samples whose largest output is the label's."""
+    """The mean loss and the share of samples whose largest output is the label's.
+
+    Attributes
+    ----------
+    loss : float
+        The mean loss.
+    accuracy : float
+        The share classified right.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> found = sl.training.evaluate(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits", "test"))
+    >>> round(found.loss, 2), round(found.accuracy, 2)
+    (2.31, 0.1)
+    """
 
     loss: float
     accuracy: float
@@ -37,7 +52,33 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 def evaluate(
     model: nn.Module, data: Data, *, batch_size: int = 1024, loss: LossFunction = functional.cross_entropy
 ) -> Evaluation:
-    """Return the model's loss and accuracy; its mode is put back afterwards. ``loss`` is a mean over its batch."""
+    """Return the model's loss and accuracy; its mode is put back afterwards.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network.
+    data : LabelledData or pair of Tensor
+        The samples (x, y).
+    batch_size : int
+        Samples a batch.
+    loss : callable
+        A function (outputs, labels), a mean over its batch.
+
+    Returns
+    -------
+    Evaluation
+        Loss and accuracy.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> record = sl.training.train(model, data, steps=1000, batch_size=32)
+    >>> found = sl.training.evaluate(model, sl.datasets.load("digits", "test"))
+    >>> print(f"accuracy {found.accuracy:.2f}")
+    accuracy 0.96
+    """
     device, dtype = place_of(model)
     x, y = inputs_and_labels(data)
     modes = {module: module.training for module in model.modules()}

@@ -28,7 +28,28 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch: the learning rate it ended with, the mean loss and accuracy of its batches as they were trained."""
+    """One epoch: the learning rate it ended with, the mean loss and accuracy of its batches as they were trained.
+
+    Attributes
+    ----------
+    epoch : int
+        The epoch, from 0.
+    step : int
+        Steps made by its end.
+    lr : float
+        The learning rate it ended with.
+    loss : float
+        The mean loss of its batches.
+    accuracy : float
+        The share classified right.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> record = sl.training.train(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), epochs=2)
+    >>> [(row.epoch, row.step) for row in record.epochs]
+    [(0, 12), (1, 24)]
+    """
 
     epoch: int
     step: int
@@ -39,7 +60,30 @@ class EpochRecord:
 
 @dataclass
 class TrainingRecord:
-    """What training did: how far it came, why it ended, every epoch, and the averaged network if asked for."""
+    """What training did: how far it came, why it ended, every epoch, and the averaged network if asked for.
+
+    Attributes
+    ----------
+    settings : dict
+        What `train` was called with.
+    steps : int
+        Steps made.
+    stopped_by : str
+        Why it ended: "steps", "epochs", what a rule said, or that it diverged.
+    seconds : float
+        How long it took.
+    epochs : list of EpochRecord
+        Every epoch.
+    averaged : torch.nn.Module
+        The network of averaged weights; None where it was not asked for.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> record = sl.training.train(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), steps=100)
+    >>> record.steps, record.stopped_by, record.diverged
+    (100, 'steps', False)
+    """
 
     settings: dict[str, Any]
     steps: int = 0
@@ -49,7 +93,13 @@ class TrainingRecord:
     averaged: nn.Module | None = None
 
     def add(self, row: EpochRecord) -> None:
-        """Enter an epoch; a loss that is no longer a number ends training."""
+        """Enter an epoch; a loss that is no longer a number ends training.
+
+        Parameters
+        ----------
+        row : EpochRecord
+            The epoch.
+        """
         self.epochs.append(row)
         self.steps = row.step
         if not math.isfinite(row.loss):
@@ -103,13 +153,70 @@ def train(
 ) -> TrainingRecord:
     """Train the model in place, where it is, and leave it in evaluation mode.
 
-    The rate follows the schedule once an epoch, or once a step where ``steps`` was given. From epoch ``average_from``
-    (counted from 0) the weights at the end of every epoch are averaged, and BatchNorm statistics of the average are
-    computed over the data. Weight decay γ adds γ/2 ‖w‖² to the loss in sgd and adam. The hook ``on_step`` sees the
-    count of finished steps, the model and the batch's loss.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network.
+    data : LabelledData or pair of Tensor
+        The samples (x, y).
+    optimizer : str
+        "sgd", "adam" or "adamw".
+    lr : float
+        The first learning rate.
+    momentum : float
+        Of sgd.
+    weight_decay : float
+        γ adds γ/2 ‖w‖² to the loss in sgd and adam; adamw decouples it, scaled by the learning rate.
+    batch_size : int
+        Samples a step.
+    epochs : int
+        How many epochs; either this or ``steps``.
+    steps : int
+        How many steps.
+    schedule : str or callable
+        "constant", "linear", "averaging", "cosine", or a function of progress in [0, 1). The rate follows it once an
+        epoch, or once a step where ``steps`` was given.
+    seed : int
+        Seed of the order of the data, of augmentation and of dropout.
+    loss : callable
+        A function (outputs, labels), a mean over its batch.
+    augment : callable
+        A function (images, generator) that returns the batch changed at random, such as `crop_and_flip`.
+    drop_last : bool
+        Whether to leave out an uneven last batch.
+    stop : StopRule
+        What may end it earlier.
+    average_from : int
+        The epoch, counted from 0, from which the weights at the end of every epoch are averaged; BatchNorm statistics
+        of the average are computed over the data.
+    on_step : callable
+        Called with the count of finished steps, the model and the batch's loss.
+    on_epoch : callable
+        Called with the epoch's record and the model.
+    precision : str
+        "float32", or "bfloat16", which multiplies in 16 bits (torch's autocast) with weights, sums and updates as they
+        are.
+    replay : bool
+        Whether a GPU repeats the step from a recording, which changes its speed and nothing else.
 
-    ``precision="bfloat16"`` multiplies in 16 bits (torch's autocast) with weights, sums and updates as they are. With
-    ``replay`` a GPU repeats the step from a recording, which changes its speed and nothing else.
+    Returns
+    -------
+    TrainingRecord
+        What was done, epoch by epoch.
+
+    Raises
+    ------
+    UsageError
+        An optimiser, a schedule or a precision does not exist, or neither or both of ``epochs`` and ``steps`` are
+        given.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> record = sl.training.train(model, data, lr=0.1, batch_size=32, epochs=5)
+    >>> record.steps, round(record.loss, 2), model.training
+    (225, 0.82, False)
     """
     if precision not in PRECISIONS:
         raise UsageError(f"precision={precision!r} is not known: the names are {', '.join(PRECISIONS)}.")

@@ -11,17 +11,61 @@ from spiritlevel.values.errors import UsageError, near_names
 
 
 class StopRule(Protocol):
-    """What the loop asks after every step and every epoch; an epoch's answer is the reason to stop, or None."""
+    """What the loop asks after every step and every epoch; an epoch's answer is the reason to stop, or None.
+
+    Any object with these two methods is one.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> class AfterOneEpoch:
+    ...     def after_step(self, model): pass
+    ...     def after_epoch(self, loss): return "one epoch is enough"
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> sl.training.train(model, data, epochs=9, stop=AfterOneEpoch()).stopped_by
+    'one epoch is enough'
+    """
 
     def after_step(self, model: nn.Module) -> None:
-        """See the gradients of this step."""
+        """See the gradients of this step.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The network, with the gradients of this step.
+        """
 
     def after_epoch(self, loss: float) -> str | None:
-        """Decide, given the mean loss over the epoch as it was trained."""
+        """Decide, given the mean loss over the epoch as it was trained.
+
+        Parameters
+        ----------
+        loss : float
+            The epoch's mean loss.
+
+        Returns
+        -------
+        str or None
+            The reason to stop, or None.
+        """
 
 
 class LossTarget:
-    """Stop once the epoch's mean training loss is below a target; the loop's epochs or steps are the cap."""
+    """Stop once the epoch's mean training loss is below a target; the loop's epochs or steps are the cap.
+
+    Parameters
+    ----------
+    loss : float
+        The target.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> record = sl.training.train(model, data, epochs=50, batch_size=16, stop=sl.training.LossTarget(0.5))
+    >>> record.loss < 0.5, len(record.epochs) < 50
+    (True, True)
+    """
 
     def __init__(self, loss: float) -> None:
         self.loss = loss
@@ -35,7 +79,23 @@ class LossTarget:
 
 
 class GradientRule:
-    """Stop once every entry of one parameter's gradient, averaged over the epoch, is small (Petzka et al.'s code)."""
+    """Stop once every entry of one parameter's gradient, averaged over the epoch, is small (Petzka et al.'s code).
+
+    Parameters
+    ----------
+    parameter : str
+        The parameter's name.
+    tolerance : float
+        The size below which an entry is small.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> rule = sl.training.GradientRule("5.bias", tolerance=0.5)
+    >>> sl.training.train(model, data, epochs=5, stop=rule).stopped_by
+    'epoch-mean gradient of 5.bias within 0.5'
+    """
 
     def __init__(self, parameter: str, tolerance: float = 1e-5) -> None:
         self.parameter = parameter
