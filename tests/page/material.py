@@ -15,9 +15,10 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.lab import datasets
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.results import Report
-from spiritlevel.results.audits import Audit, Sweep, Trial, Verdict
+from spiritlevel.results.audits import Audit
 from spiritlevel.results.header import Header
 from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.results.verdicts import Sweep, Trial, Verdict
 from spiritlevel.values.estimate import Estimate
 
 SYMMETRIES = ("layer_rescaling", "neuron_rescaling", "permutation", "output_scaling")  # permuting changes nothing

@@ -15,10 +15,11 @@ import spiritlevel as sl
 from spiritlevel.analyses.comparison import compare
 from spiritlevel.engine.operators import LayerBlock
 from spiritlevel.results import levels
-from spiritlevel.results.audits import Audit, Sweep
+from spiritlevel.results.audits import Audit
 from spiritlevel.results.base import Shown
 from spiritlevel.results.eigenpairs import Eigenvalues
 from spiritlevel.results.header import Header
+from spiritlevel.results.verdicts import Sweep
 from spiritlevel.results.webpage import fragment
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate, not_applicable

@@ -23,7 +23,8 @@ from spiritlevel.inputs.opening import as_torch_dtype
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.results import Report
-from spiritlevel.results.audits import Audit, Decision, Sweep, Trial, Verdict
+from spiritlevel.results.audits import Audit
+from spiritlevel.results.verdicts import Decision, Sweep, Trial, Verdict
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate
 

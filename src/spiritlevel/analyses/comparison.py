@@ -30,8 +30,9 @@ from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.registry import select, words_of
 from spiritlevel.results import Report
-from spiritlevel.results.compared import Comparison, ComparisonRow, Holding, Margins
+from spiritlevel.results.compared import Comparison
 from spiritlevel.results.contrasts import Contrast, largest_of
+from spiritlevel.results.rows import ComparisonRow, Holding, Margins
 from spiritlevel.results.runs_table import RunsTable, described_by
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.statistics import rank_correlation

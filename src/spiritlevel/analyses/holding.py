@@ -15,9 +15,9 @@ from spiritlevel.analyses.reversal import find_reversal
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results import Report
-from spiritlevel.results.audits import Verdict
-from spiritlevel.results.compared import Holding, HoldingKind
 from spiritlevel.results.reversals import Reversal
+from spiritlevel.results.rows import Holding, HoldingKind
+from spiritlevel.results.verdicts import Verdict
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
 
 

@@ -3,117 +3,69 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spiritlevel.results import Report, levels, records
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, plain
+from spiritlevel.results.verdicts import Sweep, Verdict, read_sweep, read_verdict, sweep_record, verdict_record
 from spiritlevel.results.wording import header_lines, number_of, subject_words
 from spiritlevel.values.cleaning import Cleaned, for_terminal
-from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.rich_tables import new_table
 from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Decision = Literal["invariant", "changes", "undecided", "not measured", "not found"]
-# The trials whose change is shown where they decided.
-_USUAL = ("usual", "α=10")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One measure before and after one change of the network."""
-
-    measure: str
-    symmetry: str
-    strength: str
-    before: Estimate
-    after: Estimate
-    verdict: Decision
-    reason: str = ""
-
-    @property
-    def factor(self) -> float | None:
-        """After over before, None where that has no meaning."""
-        a, b = self.before.value, self.after.value
-        return b / a if self.verdict != "not measured" and a * b > 0 else None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the trials say about one measure under one symmetry, beside what the measure declares."""
-
-    measure: str
-    symmetry: str
-    verdict: Decision
-    declared: bool | None
-    trials: tuple[Trial, ...] = ()
-
-    @property
-    def shown(self) -> Trial | None:
-        """The trial that is shown: the usual strength where it decided, else the one that changed most."""
-        decisive = [trial for trial in self.trials if trial.verdict == self.verdict]
-        usual = [trial for trial in decisive if trial.strength in _USUAL]
-        ranked = usual or sorted(decisive, key=_size_of_change)
-        return ranked[-1] if ranked else None
-
-    @property
-    def factor(self) -> float | None:
-        """By what the value was multiplied in the trial that is shown, where it changed."""
-        return self.shown.factor if self.verdict == "changes" and self.shown is not None else None
-
-    @property
-    def contradiction(self) -> str:
-        """What contradicts the declaration, or nothing: declared invariant, measured to change."""
-        if self.declared is not True or self.verdict != "changes" or self.shown is None:
-            return ""
-        trial = self.shown
-        how = f" ({trial.strength})" if trial.strength else ""
-        what = SYMMETRY_WORDS.get(self.symmetry, self.symmetry)
-        return (
-            f"{self.measure} is declared invariant to {what}, but went from "
-            f"{plain(trial.before.value)} to {plain(trial.after.value)}{how}"
-        )
-
-    @property
-    def words(self) -> str:
-        """The verdict in a few words."""
-        if self.verdict == "changes":
-            if self.factor is not None:
-                return f"changes, × {plain(self.factor, 2)}"
-            trial = self.shown
-            return (
-                "changes"
-                if trial is None
-                else f"changes, {plain(trial.before.value, 2)} → {plain(trial.after.value, 2)}"
-            )
-        if self.verdict == "undecided":
-            return "undecided within error"
-        return {"not found": MISSING}.get(self.verdict, self.verdict)
-
-
-def _size_of_change(trial: Trial) -> float:
-    factor = trial.factor
-    return abs(trial.after.value - trial.before.value) if factor is None else max(factor, 1 / factor)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Values along T_α, one for each α in order."""
-
-    alphas: list[float]
-    values: dict[str, list[Estimate]]
-    titles: dict[str, str]
-    losses: list[float]
-    accuracies: list[float | None]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Audit(ResultBase):
-    """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare."""
+    """Verdicts by measure and symmetry, from measuring; ``contradictions`` with what the measures declare.
+
+    Printed, it is the table a terminal shows.
+
+    Attributes
+    ----------
+    verdicts : dict
+        A `Verdict` by measure and symmetry.
+    base : Report
+        The network as it is.
+    strengths : dict
+        The ranges from which factors were drawn, by name.
+    sweep : Sweep
+        Values along T_α, the outputs scaled by α; None where it was not asked for or could not be made.
+    one_neuron : dict
+        Sizes of the two matrices around one neuron while it is rescaled further and further.
+    found : list of str
+        The symmetries of the network, in words.
+    left_alone : list of str
+        Operations that leave no freedom, with the reason.
+    untraced : str
+        Why the network could not be traced, where it could not.
+    refused : dict of str to str
+        What could not be applied, with the reason.
+    copied_from : str
+        The network's own dtype, where a copy in another one was audited.
+    cost : ResultCost
+        Of the whole audit; that of its first measurement alone is in the report's header.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=50)
+    >>> found = sl.audit(problem, "weight_norm", strengths=["usual"], alphas=())
+    >>> found.found[0]
+    '1: 1 factor, exact'
+    >>> for symmetry, verdict in found.verdicts["weight_norm"].items():
+    ...     print(symmetry, verdict.words)
+    layer_rescaling changes, × 3.1
+    neuron_rescaling changes, × 73
+    output_scaling —
+    permutation invariant
+    >>> found.contradictions
+    []
+    """
 
     kind: ClassVar[str] = "audit"
     main_figure: ClassVar[str] = "audit"
@@ -148,7 +100,20 @@ class Audit(ResultBase):
         ]
 
     def verdict(self, measure: str, symmetry: str) -> str:
-        """Return the verdict in one word: invariant, changes, undecided, not measured or not found."""
+        """Return the verdict in one word: invariant, changes, undecided, not measured or not found.
+
+        Parameters
+        ----------
+        measure : str
+            The measure.
+        symmetry : str
+            layer_rescaling, neuron_rescaling, output_scaling or permutation.
+
+        Returns
+        -------
+        str
+            The verdict.
+        """
         return self.verdicts[measure][symmetry].verdict
 
     # --- for the eye -----------------------------------------------------------------------------------------------
@@ -162,7 +127,13 @@ class Audit(ResultBase):
         return f"{subject_words(self.base)}: {tried}, {against}"
 
     def table(self) -> RenderableType:
-        """Return the audit for rich's ``print``."""
+        """Return the audit for rich's ``print``.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
         from rich.console import Group
         from rich.text import Text
 
@@ -238,7 +209,13 @@ class Audit(ResultBase):
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the audit as plain JSON values."""
+        """Return the audit as plain JSON values.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts alone; what is not finite is None.
+        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "kind": self.kind,
@@ -251,10 +228,10 @@ class Audit(ResultBase):
             "refused": dict(self.refused),
             "contradictions": self.contradictions,
             "verdicts": {
-                name: {symmetry: _verdict_record(verdict) for symmetry, verdict in row.items()}
+                name: {symmetry: verdict_record(verdict) for symmetry, verdict in row.items()}
                 for name, row in self.verdicts.items()
             },
-            "sweep": None if self.sweep is None else _sweep_record(self.sweep),
+            "sweep": None if self.sweep is None else sweep_record(self.sweep),
             "one_neuron": records.as_json(self.one_neuron),
             "cost": None if self.cost is None else self.cost.record(),
         }
@@ -263,12 +240,12 @@ class Audit(ResultBase):
     def _read(cls, record: dict[str, Any], source: str) -> Self:
         return cls(
             verdicts={
-                name: {symmetry: _read_verdict(name, symmetry, entry) for symmetry, entry in row.items()}
+                name: {symmetry: read_verdict(name, symmetry, entry) for symmetry, entry in row.items()}
                 for name, row in record["verdicts"].items()
             },
             base=Report.from_record(record["base"], source),
             strengths={name: (low, high) for name, (low, high) in record["strengths"].items()},
-            sweep=None if record["sweep"] is None else _read_sweep(record["sweep"]),
+            sweep=None if record["sweep"] is None else read_sweep(record["sweep"]),
             one_neuron=record["one_neuron"],
             found=record["found"],
             left_alone=record["left_alone"],
@@ -286,53 +263,3 @@ def _verdict_cell(verdict: Verdict) -> Any:
         "bold red" if verdict.contradiction else {"invariant": "green", "changes": "yellow"}.get(verdict.verdict, "")
     )
     return Text(verdict.words + (" (!)" if verdict.contradiction else ""), style=style)
-
-
-def _verdict_record(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "verdict": verdict.verdict,
-        "factor": records.as_json(verdict.factor),
-        "declared": verdict.declared,
-        "words": verdict.words,
-        "trials": [
-            {
-                "strength": trial.strength,
-                "before": records.estimate_record(trial.before),
-                "after": records.estimate_record(trial.after),
-                "verdict": trial.verdict,
-                "reason": trial.reason,
-            }
-            for trial in verdict.trials
-        ],
-    }
-
-
-def _read_verdict(name: str, symmetry: str, entry: dict[str, Any]) -> Verdict:
-    trials = tuple(
-        Trial(
-            name,
-            symmetry,
-            trial["strength"],
-            records.read_estimate(trial["before"]),
-            records.read_estimate(trial["after"]),
-            trial["verdict"],
-            trial["reason"],
-        )
-        for trial in entry["trials"]
-    )
-    return Verdict(name, symmetry, entry["verdict"], entry["declared"], trials)
-
-
-def _sweep_record(sweep: Sweep) -> dict[str, Any]:
-    return {
-        "alphas": records.as_json(sweep.alphas),
-        "losses": records.as_json(sweep.losses),
-        "accuracies": records.as_json(sweep.accuracies),
-        "titles": dict(sweep.titles),
-        "values": {name: [records.estimate_record(e) for e in row] for name, row in sweep.values.items()},
-    }
-
-
-def _read_sweep(entry: dict[str, Any]) -> Sweep:
-    values = {name: [records.read_estimate(e) for e in row] for name, row in entry["values"].items()}
-    return Sweep(entry["alphas"], values, entry["titles"], entry["losses"], entry["accuracies"])

@@ -30,7 +30,13 @@ class Shown(ABC):
 
     @abstractmethod
     def table(self) -> RenderableType:
-        """Return the result for rich's ``print``."""
+        """Return the result for rich's ``print``.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
 
     @property
     @abstractmethod
@@ -49,17 +55,66 @@ class Shown(ABC):
         return fragment(self.table())
 
     def to_pandas(self, level: str = "") -> Any:
-        """Return a data frame; ``level`` says what a row is, and a wrong one lists them all."""
+        """Return a data frame; ``level`` says what a row is, and a wrong one lists them all.
+
+        Parameters
+        ----------
+        level : str
+            What a row is; by default the first of those that a wrong one lists.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The rows.
+
+        Raises
+        ------
+        UsageError
+            There is no such level.
+        SpiritlevelError
+            Pandas is not installed.
+        """
         return data_frame(self, self.kind, self.levels, level)
 
     def html(self, path: str | os.PathLike[str], *, learning_rate: float | None = None) -> None:
-        """Write the result as one self-contained page; ``learning_rate`` draws the line 2/lr."""
+        """Write the result as one self-contained page; ``learning_rate`` draws the line 2/lr.
+
+        Parameters
+        ----------
+        path : path
+            The file to write; it appears whole or not at all.
+        learning_rate : float
+            Of the training, for the line 2/lr.
+
+        Raises
+        ------
+        SpiritlevelError
+            The extra ``page`` is not installed, or the file cannot be written.
+        """
         from spiritlevel import page
 
         page.write(page.together([self], learning_rate), path)
 
     def figure(self, name: str = "") -> Any:
-        """Return one of the page's figures as an Altair chart, by default the main one; a wrong name lists them all."""
+        """Return one of the page's figures as an Altair chart, by default the main one; a wrong name lists them all.
+
+        Parameters
+        ----------
+        name : str
+            The figure, such as "layer_shares".
+
+        Returns
+        -------
+        altair.Chart
+            The chart.
+
+        Raises
+        ------
+        UsageError
+            There is no such figure.
+        SpiritlevelError
+            The extra ``page`` is not installed.
+        """
         from spiritlevel import page
 
         return page.figure(page.together([self]), name or self.main_figure)
@@ -73,7 +128,13 @@ class ResultBase(Shown):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, in the published layout."""
+        """Return the result as plain JSON values, in the published layout.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts alone; what is not finite is None.
+        """
 
     @classmethod
     @abstractmethod
@@ -81,18 +142,63 @@ class ResultBase(Shown):
         """Return the result of a record that follows the schema."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write strict JSON; the file appears whole or not at all."""
+        """Write strict JSON; the file appears whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+            The file to write.
+
+        Raises
+        ------
+        SpiritlevelError
+            The file cannot be written.
+        """
         text = strict_dumps(self.record())
         with replacing(path) as stream:
             stream.write(text)
 
     @classmethod
     def from_record(cls, record: Any, source: str = "the record") -> Self:
-        """Return the result of a record that ``record()`` or a file gave; ``source`` names it in a refusal."""
+        """Return the result of a record that ``record()`` or a file gave; ``source`` names it in a refusal.
+
+        Parameters
+        ----------
+        record : dict
+            Plain JSON values in the published layout.
+        source : str
+            What the record is called where it is refused.
+
+        Returns
+        -------
+        Self
+            The result.
+
+        Raises
+        ------
+        SpiritlevelError
+            The record does not follow the layout; the message names the place.
+        """
         with reading(record, cls.kind, source):
             return cls._read(record, source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the result that ``save`` wrote."""
+        """Return the result that ``save`` wrote.
+
+        Parameters
+        ----------
+        path : path
+            The file to read.
+
+        Returns
+        -------
+        Self
+            The result.
+
+        Raises
+        ------
+        SpiritlevelError
+            The file cannot be read or does not follow the layout.
+        """
         return cls.from_record(read_record(path, cls.kind), str(path))

@@ -29,7 +29,30 @@ class Failure:
 
 
 def load_reports(path: FilePath) -> list[Report]:
-    """Return the report of a file, or all of them where it holds several."""
+    """Return the report of a file, or all of them where it holds several.
+
+    Parameters
+    ----------
+    path : path
+        A file that ``report.save`` or the command line wrote.
+
+    Returns
+    -------
+    list of Report
+        The reports in the file's order.
+
+    Raises
+    ------
+    SpiritlevelError
+        The file cannot be read, does not follow the layout, or holds no report.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> sl.measure(problem, "weight_norm").save("report.json")
+    >>> sl.load_reports("report.json")
+    """
     reports, failures = load_saved(path)
     if not reports:
         why = f": {failures[0].weights} was not measured ({failures[0].reason})" if failures else ""
@@ -73,6 +96,34 @@ def collect(paths: Paths, level: str = "network") -> Any:
 
     Columns that say what a report was taken on come first: ``file``, ``model``, ``weights``, ``loss`` and so on, the
     count of samples as ``data_samples``.  Weights files that could not be measured have no row.
+
+    Parameters
+    ----------
+    paths : path or list of paths
+        Files of one report or of several.
+    level : str
+        "network" or "layer".
+
+    Returns
+    -------
+    pandas.DataFrame
+        The table.
+
+    Raises
+    ------
+    UsageError
+        There is no such level.
+    SpiritlevelError
+        A file cannot be read, or pandas is not installed.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits")
+    >>> for seed in range(2):
+    ...     problem = sl.Problem(sl.nets.build("digits_mlp", seed=seed), data, samples=100)
+    ...     sl.measure(problem, "weight_norm").save(f"seed-{seed}.json")
+    >>> sl.collect(["seed-0.json", "seed-1.json"])[["file", "measure", "value"]]
     """
     if level not in ("network", "layer"):
         raise UsageError(f"level must be 'network' or 'layer', not {level!r}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spiritlevel.results import Report, levels, records
 from spiritlevel.results.base import ResultBase
-from spiritlevel.results.contrasts import Contrast, contrast_words, flattest_of
+from spiritlevel.results.contrasts import contrast_words
 from spiritlevel.results.cost import ResultCost, read_cost
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
 from spiritlevel.results.ranking import Ranking, ranking_of
-from spiritlevel.results.reversals import Reversal
+from spiritlevel.results.rows import ComparisonRow, Margins, read_row
 from spiritlevel.results.runs import Runs, runs_of
 from spiritlevel.results.wording import Footnotes, data_words, number_of
 from spiritlevel.values.cleaning import Cleaned, for_terminal
@@ -22,76 +22,51 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOST_SIDE_BY_SIDE = 4  # networks as columns; more of them are rows
-HoldingKind = Literal[
-    "invariant",  # to every rescaling found in these networks
-    "reversible",  # by a rescaling that was found
-    "changes",  # under a rescaling, without a reversal being found
-    "scales_with_logits",
-    "undecided",
-    "no_direction",  # larger is neither flatter nor sharper
-    "not_comparable",
-    "not_tried",  # no symmetry was found, so nothing could be tried
-]
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found."""
-
-    kind: HoldingKind
-    words: str
-    checked: bool = True  # measured on changed copies; otherwise taken from the declaration
-    changed_by: tuple[str, ...] = ()  # symmetries under which the value changed
-    scales_with_outputs: bool | None = None
-    reversal: Reversal | None = None
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One measure over all networks."""
-
-    name: str
-    title: str
-    sharper_when: str
-    contrasts: tuple[Contrast, ...]  # every pair of networks, in their order
-    holding: Holding
-
-    @property
-    def flattest(self) -> str | None:
-        """The network that is told apart from all others as flatter, None where there is none."""
-        return flattest_of(self.contrasts)
-
-    def between(self, first: str, second: str) -> Contrast | None:
-        """Return the contrast of a pair, in the order of the comparison."""
-        return next((c for c in self.contrasts if {c.first, c.second} == {first, second}), None)
-
-    def record(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "sharper_when": self.sharper_when,
-            "contrasts": [contrast.record() for contrast in self.contrasts],
-            "flattest": self.flattest,
-            "holding": asdict(self.holding),
-        }
-
-
-@dataclass(frozen=True)
-class Margins:
-    """The distribution of one network's output margins, on bins shared by all networks."""
-
-    summary: dict[str, float | None]
-    counts: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
-    ``reading`` is the comparison in two sentences, ``answer`` says which of three networks or more is flattest, with
-    ties, ``headings`` what must be said before any number, ``agreement`` how many pairs of decided measures name one
-    network.
+    Printed, it is the table a terminal shows.
+
+    Attributes
+    ----------
+    reports : dict of str to Report
+        The networks' reports, by label.
+    rows : dict of str to ComparisonRow
+        By measure, the contrasts of all pairs and whether the ordering holds under rescaling.
+    reading : list of str
+        The comparison in two sentences.
+    headings : list of str
+        What must be said before any number.
+    notes : list of str
+        What must be known beside the numbers.
+    agreement : dict
+        How many pairs of decided measures name one network.
+    margin_bins : list of float
+        The edges of the bins of output margins.
+    margins : dict of str to Margins
+        The distribution of each network's output margins on these bins.
+    test : dict
+        Loss and accuracy of each network on test data, where it was given.
+    answer : list of str
+        Which of three networks or more is flattest, with ties.
+    cost : ResultCost
+        Of the whole comparison; a report's header has that of its own measurement.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> data = sl.datasets.load("digits").subset(range(100))
+    >>> problems = {f"seed {seed}": sl.Problem(sl.nets.build("digits_mlp", seed=seed), data) for seed in (0, 1)}
+    >>> found = sl.compare({name: sl.measure(problem, "cheap") for name, problem in problems.items()})
+    >>> found
+    <Comparison of seed 0 against seed 1: 8 measures, told apart by 2>
+    >>> found.labels, found.flatter("aceht")
+    (['seed 0', 'seed 1'], None)
+    >>> found.rows["aceht"].between("seed 0", "seed 1").words
+    '0.999 (0.995 to 1.00)'
     """
 
     kind: ClassVar[str] = "comparison"
@@ -136,11 +111,40 @@ class Comparison(ResultBase):
         return f" for all {pairs:,} pairs of a measure at once (Bonferroni)"
 
     def flatter(self, measure: str) -> str | None:
-        """Return the network that is flatter than all others by a measure, None where that is not decided."""
+        """Return the network that is flatter than all others by a measure, None where that is not decided.
+
+        Parameters
+        ----------
+        measure : str
+            The measure.
+
+        Returns
+        -------
+        str or None
+            The network's label.
+        """
         return self.rows[measure].flattest
 
     def figure(self, name: str = "") -> Any:
-        """Return one of the page's figures; by default the ratios, of many networks their curves or their order."""
+        """Return one of the page's figures; by default the ratios, of many networks their curves or their order.
+
+        Parameters
+        ----------
+        name : str
+            The figure; a wrong name lists them all.
+
+        Returns
+        -------
+        altair.Chart
+            The chart.
+
+        Raises
+        ------
+        UsageError
+            There is no such figure.
+        SpiritlevelError
+            The extra ``page`` is not installed.
+        """
         if not name and len(self.labels) > MOST_SIDE_BY_SIDE:
             name = "curves" if self.runs.in_training else "ranks"
         return super().figure(name)
@@ -148,7 +152,13 @@ class Comparison(ResultBase):
     # --- for the eye -----------------------------------------------------------------------------------------------
 
     def table(self) -> RenderableType:
-        """Return the comparison for rich's ``print``."""
+        """Return the comparison for rich's ``print``.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
         from rich.console import Group
         from rich.text import Text
 
@@ -267,7 +277,13 @@ class Comparison(ResultBase):
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the comparison as plain JSON values."""
+        """Return the comparison as plain JSON values.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts alone; what is not finite is None.
+        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "kind": self.kind,
@@ -291,7 +307,7 @@ class Comparison(ResultBase):
     def _read(cls, record: dict[str, Any], source: str) -> Self:
         return cls(
             reports={label: Report.from_record(part, source) for label, part in record["reports"].items()},
-            rows={name: _read_row(entry) for name, entry in record["rows"].items()},
+            rows={name: read_row(entry) for name, entry in record["rows"].items()},
             reading=record["reading"],
             headings=record["headings"],
             notes=record["notes"],
@@ -302,22 +318,3 @@ class Comparison(ResultBase):
             answer=record.get("answer", []),
             cost=read_cost(record.get("cost")),
         )
-
-
-def _read_row(entry: dict[str, Any]) -> ComparisonRow:
-    holding = entry["holding"]
-    return ComparisonRow(
-        name=entry["name"],
-        title=entry["title"],
-        sharper_when=entry["sharper_when"],
-        contrasts=tuple(Contrast.read(contrast, entry["sharper_when"]) for contrast in entry["contrasts"]),
-        holding=Holding(
-            **{
-                **holding,
-                "changed_by": tuple(holding["changed_by"]),
-                "reversal": None
-                if holding["reversal"] is None
-                else Reversal(**{**holding["reversal"], "layers": tuple(holding["reversal"]["layers"])}),
-            }
-        ),
-    )

@@ -27,7 +27,42 @@ class Eigenvalues(Headed, Shown):
     """Extreme eigenpairs with the residuals that certify them.
 
     An eigenvalue lies within each residual of its value.  That it is the largest no residual can prove: the random
-    start block makes it so with probability one in exact arithmetic.
+    start block makes it so with probability one in exact arithmetic. Printed, it is the table a terminal shows.
+
+    Attributes
+    ----------
+    values : Tensor
+        The eigenvalues (k,) in float64, in the order asked for.
+    vectors : Tensor
+        Their vectors (P, k), unit columns; ``problem.unflatten`` gives them by parameter.
+    residuals : Tensor
+        The length (k,) of H v − λ v of each.
+    status : str
+        "ok", or "budget_spent" where a residual is above the tolerance.
+    reason : str
+        Why it is not "ok".
+    sweeps : int
+        Sweeps over the data that were made.
+    products : int
+        Products of the matrix with a vector that were made.
+    path : str
+        How the products were made: by double backward, or by finite differences.
+    strategy : str
+        By which strategy.
+    operator : str
+        The matrix: "hessian", "ggn", "batch_variance", a layer or a parameter.
+    header : Header
+        What was measured.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> found = sl.eigenvalues(problem, k=2)
+    >>> found.status, found.path, found.intervals.shape
+    ('ok', 'double backward', torch.Size([2, 2]))
+    >>> found.to_pandas()["value"].round(2).tolist()
+    [0.34, 0.31]
     """
 
     kind: ClassVar[str] = "list of eigenvalues"
@@ -59,7 +94,13 @@ class Eigenvalues(Headed, Shown):
         return f"the {matrix_words(self.operator)} of {self.header.model or 'a network'}: {shown}{rest} ± {largest}"
 
     def report(self) -> Report:
-        """Return the eigenvalues as a report: a row each, with its certificate."""
+        """Return the eigenvalues as a report: a row each, with its certificate.
+
+        Returns
+        -------
+        Report
+            The report.
+        """
         rows = {
             f"eigenvalue_{place}": Estimate(
                 value,
@@ -76,7 +117,13 @@ class Eigenvalues(Headed, Shown):
         return Report(estimates=rows, header=self.header, titles=titles)
 
     def table(self) -> RenderableType:
-        """Return the eigenvalues for rich's ``print``."""
+        """Return the eigenvalues for rich's ``print``.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
         from rich.console import Group
         from rich.text import Text
 

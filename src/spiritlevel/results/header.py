@@ -92,7 +92,18 @@ class Headed:
     header: Header
 
     def described(self, **facts: Any) -> Self:
-        """Return the same result with more said of what was measured, such as its ``weights`` or its ``epoch``."""
+        """Return the same result with more said of what was measured, such as its ``weights`` or its ``epoch``.
+
+        Parameters
+        ----------
+        **facts
+            Fields of the header by name; other names are kept beside them.
+
+        Returns
+        -------
+        Self
+            The result with that header.
+        """
         return replace(self, header=self.header.with_facts(facts))  # type: ignore[type-var]
 
 

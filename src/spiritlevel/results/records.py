@@ -22,7 +22,18 @@ ESTIMATE_FIELDS = (
 
 
 def schema() -> dict[str, Any]:
-    """Return the published JSON Schema of a report file."""
+    """Return the published JSON Schema of a report file.
+
+    Returns
+    -------
+    dict
+        The schema, as plain JSON values.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> sl.results.schema()["title"]
+    """
     text = resources.files("spiritlevel.results").joinpath("report.schema.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

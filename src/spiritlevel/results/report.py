@@ -26,11 +26,38 @@ if TYPE_CHECKING:
 class Report(Headed, ResultBase, Mapping[str, Estimate]):
     """A mapping from measure to estimate, with the layers, neurons and samples behind it.
 
-    ``header`` says what was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm
-    and its noise, seed, fingerprint of the data, mode, dtype, device, versions, wall time, passes over the data, notes.
-    ``settings`` holds all settings of each measure; ``titles`` names measures and layer quantities in words.
-    ``sample_indices`` says which sample of the data, from 0, each entry of ``per_sample`` belongs to; it is None where
-    nobody knows, as in files of spiritlevel 0.2.
+    Printed, it is the table a terminal shows.
+
+    Attributes
+    ----------
+    estimates : dict of str to Estimate
+        The network's values by measure; ``report["hessian_trace"]`` is one of them.
+    per_layer : dict
+        Estimates by quantity and layer.
+    per_neuron : dict
+        Lists of numbers, one a neuron, by quantity and layer.
+    per_sample : dict of str to Tensor
+        Numbers of the samples, by name.
+    header : Header
+        What was measured: model, weights, data, split, samples of how many, loss, accuracy, gradient norm and its
+        noise, seed, fingerprint of the data, mode, dtype, device, versions, wall time, passes over the data, notes.
+    settings : dict
+        All settings of each measure.
+    titles : dict of str to str
+        Measures and layer quantities in words.
+    sample_indices : Tensor
+        Which sample of the data, from 0, each entry of ``per_sample`` belongs to; None where nobody knows, as in files
+        of spiritlevel 0.2.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> report = sl.measure(problem, ["hessian_trace", "weight_norm"])
+    >>> list(report), report["hessian_trace"].how
+    >>> {layer: round(trace.value, 2) for layer, trace in report.per_layer["hessian_trace"].items()}
+    >>> report.save("report.json")
+    >>> sl.Report.load("report.json")
     """
 
     kind: ClassVar[str] = "report"
@@ -82,13 +109,37 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
         return all(estimate.ok for estimate in self.estimates.values())
 
     def title(self, name: str) -> str:
-        """Return a measure or layer quantity in words."""
+        """Return a measure or layer quantity in words.
+
+        Parameters
+        ----------
+        name : str
+            The measure or quantity.
+
+        Returns
+        -------
+        str
+            Its title; its name with spaces where nobody gave one.
+        """
         return self.titles.get(name) or name.replace("_", " ")
 
     # --- for the eye -----------------------------------------------------------------------------------------------
 
     def table(self, layers: bool = False, notes: bool = True) -> RenderableType:
-        """Return the report for rich's ``print``; ``layers`` adds a table of every layer's values."""
+        """Return the report for rich's ``print``; ``layers`` adds a table of every layer's values.
+
+        Parameters
+        ----------
+        layers : bool
+            Whether to show every layer.
+        notes : bool
+            Whether to show the notes below the table.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
         from spiritlevel.results import terminal
 
         return terminal.report_table(self, layers=layers, notes=notes)
@@ -101,7 +152,18 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """Return finite numbers for W&B, MLflow or TensorBoard: ``name``, ``name_stderr`` and ``quantity/layer``."""
+        """Return finite numbers for W&B, MLflow or TensorBoard: ``name``, ``name_stderr`` and ``quantity/layer``.
+
+        Parameters
+        ----------
+        prefix : str
+            What each name begins with.
+
+        Returns
+        -------
+        dict of str to float
+            The numbers by name; loss, accuracy and gradient norm are among them.
+        """
         found: dict[str, float | None] = {
             "loss": self.loss,
             "accuracy": self.accuracy,
@@ -118,14 +180,23 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     def sample_index(self) -> tuple[str, Tensor]:
         """Return what the entries of ``per_sample`` are numbered by, and the numbers.
 
-        That is "sample", the index in the data; or, where nobody knows it, "measured", the place among the measured.
+        Returns
+        -------
+        pair of str and Tensor
+            "sample", the index in the data; or, where nobody knows it, "measured", the place among the measured.
         """
         if self.sample_indices is not None:
             return "sample", self.sample_indices
         return "measured", torch.arange(max(map(len, self.per_sample.values()), default=0))
 
     def record(self) -> dict[str, Any]:
-        """Return the report as plain JSON values, in the published layout."""
+        """Return the report as plain JSON values, in the published layout.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts alone; what is not finite is None.
+        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "header": self.header.record(),
@@ -143,7 +214,27 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
 
     @classmethod
     def from_record(cls, record: Any, source: str = "the record") -> Self:
-        """Return the report of a record; files of reports name no kind, and may hold several."""
+        """Return the report of a record; files of reports name no kind, and may hold several.
+
+        Parameters
+        ----------
+        record : dict
+            Plain JSON values in the published layout.
+        source : str
+            What the record is called where it is refused.
+
+        Returns
+        -------
+        Report
+            The report.
+
+        Raises
+        ------
+        UsageError
+            The record holds several reports.
+        SpiritlevelError
+            The record does not follow the layout.
+        """
         records.check_record(record, source)
         if "reports" in record:
             raise UsageError(f"{source} holds several reports; read them with load_reports or collect")

@@ -15,6 +15,7 @@ from spiritlevel.results import Report, levels
 from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.numerals import plain
+from spiritlevel.results.outliers import Outliers, outliers_of
 from spiritlevel.results.quadrature import Band, Quadrature, SpectralSum, log_volume
 from spiritlevel.results.records import SCHEMA_VERSION, as_json, estimate_record, read_estimate
 from spiritlevel.results.wording import matrix_words
@@ -25,9 +26,6 @@ from spiritlevel.values.estimate import ANYWHERE, Estimate, at_least_rounding, n
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# An eigenvalue stands apart from the bulk where the next one is smaller by this factor.
-SMALLEST_GAP = 1.5
-OUTLIER_SHARE = 0.01  # of the largest eigenvalue, below which none is an outlier
 TITLES = {
     "eigenvalue_max": "Largest eigenvalue",
     "eigenvalue_min": "Smallest eigenvalue",
@@ -42,23 +40,54 @@ _OF_A_COMMAND = ("weights", "data", "split", "trained", "wall_time")
 _COUNTED = ("counted_nodes", "counted_weights")
 
 
-@dataclass(frozen=True)
-class Outliers:
-    """How many positive eigenvalues stand apart from the bulk, beside the number of classes they are compared with.
-
-    For each probe the widest gap, as a ratio, between a converged Ritz value and the next one ends the outliers; the
-    count is the middle one of all probes'.
-    """
-
-    count: int
-    classes: int | None
-    gap: float  # ratio of the last outlier to the next eigenvalue, of the probe with the middle count
-    counts: tuple[int, ...]  # every probe's
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Spectrum(Headed, ResultBase):
-    """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe."""
+    """The spectrum of one matrix: extremes with certificates, spectral sums with errors, quadrature of every probe.
+
+    Attributes
+    ----------
+    operator : str
+        The matrix: "hessian", "ggn", "batch_variance", a layer or a parameter.
+    size : int
+        The order P of the matrix.
+    eigenvalue_max, eigenvalue_min : Estimate
+        The largest and the smallest eigenvalue, with the intervals their residuals leave.
+    trace : Estimate
+        The sum of all eigenvalues.
+    frobenius_squared : Estimate
+        The sum of their squares.
+    nodes : Tensor
+        The Ritz values (K, m) of each probe, ascending.
+    weights : Tensor
+        Their quadrature weights (K, m); each row sums to 1.
+    residuals : Tensor
+        Their certificates (K, m).
+    top_values, top_residuals : Tensor
+        The largest eigenvalues (n,) that converged, descending, and their certificates.
+    rounding : float
+        The relative rounding of the products.
+    classes : int
+        The number of classes that outliers are compared with; None where there are none.
+    settings, plan : dict
+        How it was asked for; what the run was planned to take, and how the products were made.
+    header : Header
+        What was measured.
+    counted_nodes, counted_weights : Tensor
+        Nodes (K, m + d) with d outliers counted instead of sampled, some weights negative: the density's.
+
+    Examples
+    --------
+    >>> import spiritlevel as sl
+    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> found = sl.spectrum(problem, probes=8, steps=20)
+    >>> round(found.eigenvalue_max.value, 2), found.outliers.count
+    (0.34, 0)
+    >>> round(found.effective_dimension(0.1).value), "of", found.size
+    (114, 'of', 3466)
+    >>> band = found.density()
+    >>> tuple(band.grid.shape), tuple(band.mean.shape)
+    ((1001,), (1001,))
+    """
 
     kind: ClassVar[str] = "spectrum"
     main_figure: ClassVar[str] = "density"
@@ -110,11 +139,37 @@ class Spectrum(Headed, ResultBase):
         return all(estimate.ok for estimate in self._estimates().values())
 
     def density(self, grid: Tensor | None = None, *, width: float = 0.01, points: int = 1001) -> Band:
-        """Return the spectral density with its band over probes; ``width`` is the kernel's, relative to the range."""
+        """Return the spectral density with its band over probes; ``width`` is the kernel's, relative to the range.
+
+        Parameters
+        ----------
+        grid : Tensor
+            Where to evaluate it; by default four widths beyond the outermost nodes.
+        width : float
+            The kernel's standard deviation relative to the range of the nodes.
+        points : int
+            Points of the default grid.
+
+        Returns
+        -------
+        Band
+            The density on the grid, with its standard error over probes.
+        """
         return self.counted.density(grid, width=width, points=points)
 
     def cumulative(self, grid: Tensor) -> Band:
-        """Return the share of eigenvalues at or below each grid point, unsmoothed."""
+        """Return the share of eigenvalues at or below each grid point, unsmoothed.
+
+        Parameters
+        ----------
+        grid : Tensor
+            Where to evaluate it.
+
+        Returns
+        -------
+        Band
+            The share on the grid, with its standard error over probes.
+        """
         return self.counted.cumulative(grid)
 
     @property
@@ -136,11 +191,43 @@ class Spectrum(Headed, ResultBase):
         return replace(found, details={**found.details, "bounds": [float(low), min(float(high), 1.0)]})
 
     def effective_dimension(self, z: float = 1.0) -> Estimate:
-        """Return Σ λ / (λ + z) over positive eigenvalues: the number of directions curved more than ``z``."""
+        """Return Σ λ / (λ + z) over positive eigenvalues: the number of directions curved more than ``z``.
+
+        Parameters
+        ----------
+        z : float
+            The curvature from which a direction counts; positive.
+
+        Returns
+        -------
+        Estimate
+            The number, with its error over probes.
+
+        Raises
+        ------
+        UsageError
+            ``z`` is zero or negative.
+        """
         return self._estimate(self.quadrature.effective_dimension(z))
 
     def log_volume(self, k: int = 10) -> Estimate:
-        """Return the sum of the logarithms of the k largest eigenvalues, with the interval their residuals leave."""
+        """Return the sum of the logarithms of the k largest eigenvalues, with the interval their residuals leave.
+
+        Parameters
+        ----------
+        k : int
+            How many.
+
+        Returns
+        -------
+        Estimate
+            The sum; not applicable where fewer converged or one of them is zero or negative.
+
+        Raises
+        ------
+        UsageError
+            ``k`` is below 1 or above the order of the matrix.
+        """
         if not 1 <= k <= self.size:
             raise UsageError(f"k must lie between 1 and the order of the matrix, {self.size:,}; found {k}")
         if len(self.top_values) < k:
@@ -168,23 +255,7 @@ class Spectrum(Headed, ResultBase):
     @property
     def outliers(self) -> Outliers:
         """Positive eigenvalues that stand apart from the bulk, counted by every probe."""
-        found = sorted(self._outliers_of(probe) for probe in range(len(self.nodes)))
-        count, gap = found[len(found) // 2]
-        return Outliers(count, self.classes, gap, tuple(number for number, _ in found))
-
-    def _outliers_of(self, probe: int) -> tuple[int, float]:
-        values, residuals = self.nodes[probe].flip(0), self.residuals[probe].flip(0)
-        limit = 2 * self.classes + 10 if self.classes else 50
-        best, widest = 0, SMALLEST_GAP
-        top = float(values[0])
-        for place in range(min(limit, len(values) - 1)):
-            # Gaps deep in the bulk, where values cross zero, are none: what lies below a thousandth counts as one.
-            value, following = float(values[place]), max(float(values[place + 1]), 1e-3 * top)
-            if value <= OUTLIER_SHARE * top or value <= 0 or float(residuals[place]) > 0.01 * value:
-                break
-            if value / following > widest:
-                best, widest = place + 1, value / following
-        return best, widest if best else 1.0
+        return outliers_of(self.nodes, self.residuals, self.classes)
 
     def _estimate(self, found: SpectralSum) -> Estimate:
         return Estimate(
@@ -202,7 +273,13 @@ class Spectrum(Headed, ResultBase):
         return {name: getattr(self, name) for name in _ESTIMATES}
 
     def report(self) -> Report:
-        """Return the numbers as a report: a row each, with its error or certificate."""
+        """Return the numbers as a report: a row each, with its error or certificate.
+
+        Returns
+        -------
+        Report
+            The report.
+        """
         rows = self._estimates()
         rows["negative_mass"] = self.negative_mass
         rows["effective_dimension"] = self.effective_dimension()
@@ -218,7 +295,18 @@ class Spectrum(Headed, ResultBase):
         return f"the {matrix_words(self.operator)} of {model}, {self.size:,} parameters: {ends}"
 
     def table(self, *, notes: bool = True) -> RenderableType:
-        """Return the table a terminal shows."""
+        """Return the table a terminal shows.
+
+        Parameters
+        ----------
+        notes : bool
+            Whether to show the notes below it.
+
+        Returns
+        -------
+        rich renderable
+            What a terminal shows.
+        """
         from rich.console import Group
         from rich.text import Text
 
@@ -245,6 +333,23 @@ class Spectrum(Headed, ResultBase):
         """Return one of the page's figures as an Altair chart, "density" or "ritz_values".
 
         The name of a file ending in .png, .pdf or .svg is written instead, with both in one image by matplotlib.
+
+        Parameters
+        ----------
+        name : str or path
+            The figure, or the image to write.
+
+        Returns
+        -------
+        altair.Chart or None
+            The chart; None where an image was written.
+
+        Raises
+        ------
+        UsageError
+            There is no such figure.
+        SpiritlevelError
+            The extra ``page`` is not installed.
         """
         if Path(name).suffix:
             from spiritlevel.page.spectrum_figure import write_figure
@@ -253,7 +358,13 @@ class Spectrum(Headed, ResultBase):
         return super().figure(os.fspath(name))
 
     def record(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
+        """Return everything as JSON values.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts alone; what is not finite is None.
+        """
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": self.kind,

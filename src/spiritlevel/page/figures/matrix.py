@@ -13,7 +13,7 @@ from spiritlevel.page.points import short
 from spiritlevel.results.numerals import plain
 
 if TYPE_CHECKING:
-    from spiritlevel.results.compared import ComparisonRow
+    from spiritlevel.results.rows import ComparisonRow
 
 MOST_WITH_NUMBERS = 7
 UNDECIDED = "≈"
