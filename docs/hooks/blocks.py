@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -62,7 +63,7 @@ def run_page(text: str) -> list[tuple[Block, str]]:
     """Run a page's blocks in a folder of their own; return those with an output, and what they printed now."""
     printed = []
     blocks = blocks_of(text)
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name), _importable(name):
         folder = Path(name)
         environment = lay_out(folder, text)
         names: dict[str, Any] = names_for(folder, text)
@@ -76,6 +77,20 @@ def run_page(text: str) -> list[tuple[Block, str]]:
                 if block.shown is not None:
                     printed.append((block, tidied(out, folder)))
     return printed
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """Let a page's Python import the files it shows, as a script beside them would; forget them afterwards."""
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
 
 
 def _python(block: Block, names: dict[str, Any]) -> str:
