@@ -96,13 +96,17 @@ def test_refused_in_one_sentence(
     assert digest(here) == before
 
 
-@pytest.mark.parametrize(("model", "package"), [("timm:resnet18", "timm"), ("hf:folder", "transformers")])
-def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, model: str, package: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "package", "extra"), [("timm:resnet18", "timm", "timm"), ("hf:folder", "transformers", "hf")]
+)
+def test_a_missing_extra_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model: str, package: str, extra: str
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     ran = run("measure", model, "--data", "digits")
     assert ran.code == 2
     assert ran.err.strip() == (
-        f"spiritlevel: {model} needs the package {package}, which is not installed; run pip install {package}"
+        f"spiritlevel: {model} needs {package}, which is not installed; run pip install 'spiritlevel[{extra}]'"
     )
 
 

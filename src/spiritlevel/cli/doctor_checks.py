@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
@@ -13,17 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.values.extras import EXTRAS
+
 REQUIRED = ("torch", "numpy", "scipy", "scikit-learn", "typer", "rich", "safetensors")
-# Extras by what they are for: import name, and what it adds.
-EXTRAS = {
-    "pandas": "data frames: Report.to_pandas, collect",
-    "matplotlib": "figures of the studies",
-    "PIL": "spiritlevel data get cifar10",
-    "ray": "studies on several machines",
-    "timm": "MODEL timm:NAME",
-    "transformers": "MODEL hf:FOLDER",
-    "tokenizers": "text for MODEL hf:FOLDER",
-}
 # Relative differences to a float64 matrix that rounding explains, by the precision of the network.
 BOUNDS = {torch.float64: 1e-8, torch.float32: 1e-3}
 
@@ -49,9 +40,9 @@ def run_doctor() -> int:
     for name, version in package_versions().items():
         print(f"{name:14} {version}")
     print(f"{'devices':14} {'; '.join(devices())}")
-    for name, use in EXTRAS.items():
-        state = "installed" if importlib.util.find_spec(name) else "not installed"
-        print(f"{name:14} {state} ({use})")
+    print("\nExtras:")
+    for line in extra_lines():
+        print(f"  {line}")
     print("\nLargest relative difference to a dense float64 matrix:")
     started = time.perf_counter()
     failed = False
@@ -76,6 +67,16 @@ def package_versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
+    return found
+
+
+def extra_lines() -> list[str]:
+    """Return a line an extra: what it adds, and the command that installs it where a package of it is missing."""
+    found = []
+    for extra in EXTRAS.values():
+        missing = extra.missing
+        state = f"without {', '.join(missing)}: {extra.command}" if missing else "installed"
+        found.append(f"{extra.name:8} {extra.adds}; {state}")
     return found
 
 

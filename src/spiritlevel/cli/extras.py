@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.extras import need_of_extra
 
-# What stands before the colon of a MODEL, and the package that builds it.
+# What stands before the colon of a MODEL, the package that builds it, and the extra that has it.
 BUILDERS = {"timm": "timm", "hf": "transformers"}
+_EXTRAS = {"timm": "timm", "transformers": "hf"}
 
 
 def import_extra(package: str, wanted_by: str) -> Any:
     """Return a package, or say who needs it and how it is installed."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        if error.name not in (package, None):  # it is there, and something that it needs itself is not
-            raise UsageError(
-                f"{wanted_by} needs the package {package}, which is installed and cannot be imported because "
-                f"{error.name} is missing; run pip install {error.name}"
-            ) from error
-        raise UsageError(
-            f"{wanted_by} needs the package {package}, which is not installed; run pip install {package}"
-        ) from error
+    return need_of_extra(package, wanted_by, _EXTRAS[package], UsageError)
 
 
 def build_timm(text: str, arguments: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from spiritlevel.results.wording import matrix_words
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import for_page
 from spiritlevel.values.errors import UsageError
+from spiritlevel.values.extras import need_of_extra
 
 SMALLEST_WEIGHT = 1e-12  # of a stem that is drawn
 
@@ -40,11 +41,8 @@ def write_figure(spectrum: Spectrum, path: str | os.PathLike[str]) -> None:
 
 
 def _pyplot() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("a figure needs matplotlib, which is not installed; run pip install matplotlib") from error
-    return Figure  # without pyplot: no state of the user's own figures is touched
+    # Without pyplot: no state of the user's own figures is touched.
+    return need_of_extra("matplotlib.figure", "a figure", "page", UsageError).Figure
 
 
 def _draw_stems(axes: Any, spectrum: Spectrum) -> None:

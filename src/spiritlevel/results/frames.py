@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
+from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.extras import need_of_extra
 
 if TYPE_CHECKING:
     from spiritlevel.results.report import Report
@@ -54,14 +55,7 @@ def data_frame(result: object, kind: str, levels: Mapping[str, Level], level: st
 
 def pandas() -> Any:
     """Return the pandas module, or say in one sentence how to get it."""
-    try:
-        import pandas as module
-    except ImportError as error:
-        raise SpiritlevelError(
-            "data frames need pandas, which is not installed; run pip install 'spiritlevel[studies]', or use "
-            "report.record() and report.scalars()"
-        ) from error
-    return module
+    return need_of_extra("pandas", "a data frame", "page", instead="use record() and scalars()")
 
 
 def estimate_cells(estimate: Estimate) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from spiritlevel.lab.datasets import cifar, idx
 from spiritlevel.lab.datasets.catalog import data_spec, load, what_to_place
 from spiritlevel.lab.datasets.files import cache_folder, check_md5
 from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.extras import need_of_extra
 
 TIMEOUT_SECONDS = 1800
 
@@ -181,13 +182,7 @@ def _sheet(png: bytes) -> np.ndarray:
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise SpiritlevelError(
-            f"cifar10 is fetched as image sheets, which Pillow decodes: install pillow, or {what_to_place('cifar10')}."
-        ) from error
-    return Image
+    return need_of_extra("PIL.Image", "fetching cifar10", "studies", instead=what_to_place("cifar10"))
 
 
 PACKAGES: dict[str, Package] = {

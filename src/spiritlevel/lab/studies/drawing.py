@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.results.writing import replacing
-from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.extras import need_of_extra
 
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
 
 
 def panels(count: int = 1, *, width: float = 3.4, height: float = 2.7) -> tuple[Any, list[Any]]:
     """Return a figure with panels side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SpiritlevelError("Figures need matplotlib: pip install 'spiritlevel[studies]'.") from error
-    figure = Figure(figsize=(width * count, height), layout="constrained")
+    figure_class = need_of_extra("matplotlib.figure", "a study's figure", "studies").Figure
+    figure = figure_class(figsize=(width * count, height), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)

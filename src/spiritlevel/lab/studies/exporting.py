@@ -10,7 +10,7 @@ from typing import Any
 from spiritlevel.lab.studies.study import Table
 from spiritlevel.results.writing import replacing
 from spiritlevel.values.cleaning import for_csv
-from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.values.extras import need_of_extra
 
 
 def study_rows(tables: Mapping[str, Table]) -> list[dict[str, Any]]:
@@ -35,10 +35,7 @@ def write_csv(tables: Mapping[str, Table], path: Path) -> None:
 
 def write_parquet(tables: Mapping[str, Table], path: Path) -> None:
     """Write the rows as Parquet."""
-    try:
-        import pandas
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise SpiritlevelError(f"Parquet needs pandas and pyarrow ({error}): install them, or use --csv.") from error
+    pandas = need_of_extra("pandas", "Parquet", "studies", instead="use --csv")
+    need_of_extra("pyarrow", "Parquet", "studies", instead="use --csv")
     with replacing(path, "wb") as stream:
         pandas.DataFrame(study_rows(tables)).to_parquet(stream)

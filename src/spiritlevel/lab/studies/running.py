@@ -15,7 +15,8 @@ from typing import Any
 from spiritlevel.lab.studies.store import RunStore
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study
 from spiritlevel.lab.studies.telling import logger, print_lines
-from spiritlevel.values.errors import SpiritlevelError, UsageError
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.extras import need_of_extra
 
 ENGINES = ("here", "processes", "ray")
 OnProgress = Callable[[str, int, int], None]
@@ -146,10 +147,7 @@ def _on_ray(work: Sequence[Work], address: str | None) -> Iterator[Done]:
     """Yield groups as a Ray cluster finishes them: the one at ``address``, or a local one started for the purpose."""
     if not work:
         return
-    try:
-        import ray
-    except ImportError as error:
-        raise SpiritlevelError("The engine ray is not installed: pip install 'spiritlevel[ray]'.") from error
+    ray = need_of_extra("ray", "the engine ray", "ray")
     ours = not ray.is_initialized()
     if ours:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
