@@ -123,7 +123,7 @@ def test_shuffled_and_augmented_loader_with_samples(run: Run, weights: Path, her
 def test_augmentation_without_samples_is_refused(run: Run, weights: Path) -> None:
     refused = run("measure", "mine:Net", weights, "--data", "mine:loader")
     assert refused.code == 1
-    assert "samples=N" in refused.sentence
+    assert "pass --samples N to keep one fixed draw" in refused.sentence
 
 
 def test_a_built_in_net_is_fitted_to_the_data(run: Run, here: Path) -> None:

@@ -39,6 +39,7 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.screens import note, show_lines
+    from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
 
@@ -65,7 +66,8 @@ def run_audit(options: dict[str, Any]) -> int:
         seconds=deadline,
         progress=not quiet,
     )
-    found = replace(found, base=found.base.described(**subject.facts(weights, **chosen_of(options, _OPTIONS))))
+    base = found.base.described(**subject.facts(weights, **chosen_of(options, _OPTIONS)))
+    found = results_in_cli_words(replace(found, base=base))
     if options.get("html") is not None:
         found.html(options["html"])
     deliver(found, options)

@@ -87,6 +87,7 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.screens import show_lines
+    from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject, targets_of
 
     request = request_of(options)
@@ -135,7 +136,7 @@ def _networks(options: dict[str, Any]) -> Any:
         seconds=deadline,
         progress=not options.get("quiet"),
     )
-    return found, notes
+    return results_in_cli_words(found), notes
 
 
 def _shown(found: Any, notes: list[str], options: dict[str, Any]) -> int:

@@ -46,9 +46,9 @@ def _run(given: list[str]) -> int:
     except Stopped as stop:
         return _say(str(stop), WATCH.code)
     except UsageError as error:
-        return _fail(error, str(error), MISUSE, debug)
+        return _fail(error, failure_in_words(error), MISUSE, debug)
     except SpiritlevelError as error:
-        return _fail(error, str(error), FAILED, debug)
+        return _fail(error, failure_in_words(error), FAILED, debug)
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError) and standard_output.reader_gone():  # typer's answer to it
             return _hushed()
@@ -70,7 +70,9 @@ def _run(given: list[str]) -> int:
 def failure_in_words(error: BaseException) -> str:
     """Return what went wrong as one sentence, whoever raised it."""
     if isinstance(error, SpiritlevelError):
-        return str(error)
+        from spiritlevel.cli.spoken import in_cli_words
+
+        return in_cli_words(str(error))
     if isinstance(error, SystemExit):
         return (
             f"the code of the model or of the data ended the program with SystemExit({error.code!r}); take that call "

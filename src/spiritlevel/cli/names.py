@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from spiritlevel.cli import hugging_face
 from spiritlevel.cli.extras import BUILDERS, build_timm, import_extra
+from spiritlevel.cli.places import place_hint
 from spiritlevel.cli.tasks import Task
 from spiritlevel.cli.text_records import TextRecord, is_text_file, read_text_records, records_of
 from spiritlevel.cli.token_data import TokenReader, split_options
@@ -65,7 +66,7 @@ def check_model_name(text: str) -> None:
     elif text not in nets.NETS:
         raise UsageError(
             f"no built-in network is called {text!r}: see `spiritlevel list nets`, or name your own as "
-            f"package.module:name or path/file.py:name{near_names(text, nets.NETS)}"
+            f"package.module:name or path/file.py:name{place_hint(text) or near_names(text, nets.NETS)}"
         )
 
 
@@ -94,7 +95,7 @@ def open_named_data(
         return NamedData(found, text, None, _as_labelled(found, text))
     raise UsageError(
         f"no data set is called {text!r}: see `spiritlevel list data`, or give FILE.npz with x and y, "
-        f"package.module:name or path/file.py:name{near_names(kind, datasets.DATASETS)}"
+        f"package.module:name or path/file.py:name{place_hint(text) or near_names(kind, datasets.DATASETS)}"
     )
 
 
@@ -144,7 +145,9 @@ def find_object(text: str) -> Any:
 def find_forward(text: str) -> Callable[[nn.Module, Any], Any]:
     """Return the function (model, batch) -> outputs that ``--forward`` names."""
     if not is_place(text):
-        raise UsageError(f"--forward {text} must name a function, as package.module:name or path/file.py:name")
+        raise UsageError(
+            f"--forward {text} must name a function, as package.module:name or path/file.py:name{place_hint(text)}"
+        )
     found = find_object(text)
     if isinstance(found, type) or not callable(found):
         raise UsageError(

@@ -47,6 +47,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.spectrum_plan import plan_spectrum
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.screens import note, show_lines
+    from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.results.wording import UNTRAINED
 
@@ -77,6 +78,7 @@ def run_spectrum(options: dict[str, Any]) -> int:
         notes=[*found.header.notes, *subject.notes],
         learning_rate=options.get("learning_rate"),
     )
+    found = results_in_cli_words(found)
     if options.get("figure") is not None:
         found.figure(options["figure"])
     if options.get("html") is not None:

@@ -16,6 +16,7 @@ from spiritlevel.cli.constructing import Construction
 from spiritlevel.cli.hugging_face import HUGGING_FACE, check_task, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
 from spiritlevel.cli.request import Request
+from spiritlevel.cli.spoken import results_in_cli_words
 from spiritlevel.cli.tasks import task_named
 from spiritlevel.cli.token_data import TokenReader
 from spiritlevel.cli.user_code import inputs_of
@@ -123,7 +124,8 @@ class Subject:
         return self._described(report, weights)
 
     def _described(self, report: Report, weights: str | None) -> Report:
-        return report.described(**self.facts(weights), notes=[*report.header.notes, *self.notes])
+        described = report.described(**self.facts(weights), notes=[*report.header.notes, *self.notes])
+        return results_in_cli_words(described)
 
     def facts(self, weights: str | None, **own: Any) -> dict[str, Any]:
         """Return what a command knows of a network and a problem does not: what it is called and who asked for it.
