@@ -59,11 +59,14 @@ bench: $(BENCHED)
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build
 
-# What is generated under docs/: the page of measures, and below each code block what it prints.  PAGES names pages alone.
+# What is generated: the pages of measures and of commands, and below each code block and each docstring's example what
+# it prints.  PAGES names pages alone.
 PAGES ?=
 
 docs: $(STAMP)
 	$(BIN)/python -m spiritlevel.measures.documenting docs/measures.md
+	$(BIN)/python -m spiritlevel.cli.documenting docs/reference/commands.md
+	$(if $(PAGES),,$(BIN)/python docs/hooks/examples.py)
 	$(BIN)/python docs/hooks/blocks.py $(PAGES)
 
 $(SITE): $(STAMP)

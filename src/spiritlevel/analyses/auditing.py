@@ -73,7 +73,7 @@ def audit(
     ----------
     problem : Problem or torch.nn.Module
         What to audit; with a network ``data`` must be given too.
-    data : tensors, Dataset, DataLoader or batches
+    data : tensors, a Dataset, a DataLoader or batches
         The data, where a network was given; as for `Problem`.
     measures : str, Measure or list of these
         As for `measure`.
@@ -113,10 +113,12 @@ def audit(
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=50)
-    >>> found = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=["usual"], alphas=())
-    >>> found.verdict("hessian_trace", "layer_rescaling"), found.verdict("rho_sum", "layer_rescaling")
-    ('changes', 'invariant')
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=50)
+    >>> names = ["hessian_trace", "rho_sum"]
+    >>> found = sl.audit(problem, names, strengths=["usual"], alphas=())
+    >>> [found.verdict(name, "layer_rescaling") for name in names]
+    ['changes', 'invariant']
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data

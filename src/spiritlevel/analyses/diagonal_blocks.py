@@ -34,7 +34,8 @@ class CurvatureView:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> view = sl.curvature(problem)
     >>> view.exact_layers
     {'1': True, '3': True, '5': True}
@@ -69,7 +70,8 @@ def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = N
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> view = sl.curvature(problem)
     >>> view.exact, round(view.trace.value, 2)
     (True, 1.95)

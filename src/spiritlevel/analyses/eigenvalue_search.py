@@ -107,7 +107,8 @@ def eigenvalues(
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.eigenvalues(problem, k=3)
     >>> [round(value, 2) for value in found.values.tolist()]
     [0.34, 0.31, 0.28]

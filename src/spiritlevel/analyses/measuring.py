@@ -48,7 +48,8 @@ class MeasuringInterrupted(KeyboardInterrupt):
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> try:
     ...     report = sl.measure(problem, "hessian_trace")  # where Ctrl-C may be pressed
     ... except sl.MeasuringInterrupted as error:
@@ -118,7 +119,7 @@ def measure(
     ----------
     problem : Problem or torch.nn.Module
         What to measure; with a network ``data`` must be given too.
-    data : tensors, Dataset, DataLoader or batches
+    data : tensors, a Dataset, a DataLoader or batches
         The data, where a network was given; as for `Problem`.
     measures : str, Measure or list of these
         Names, groups ("default", "cheap", "papers", "all"), globs, or functions declared with `declare`. With a problem
@@ -158,9 +159,9 @@ def measure(
     >>> record = sl.training.train(model, data, steps=300, batch_size=32)
     >>> report = sl.measure(model, data, ["hessian_trace", "output_margin"], samples=200)
     >>> for name, estimate in report.items():
-    ...     print(f"{name} {estimate.value:.3g}, {estimate.how}, ± {estimate.stderr_data:.2g} over samples")
-    hessian_trace 64, exact, ± 4.1 over samples
-    output_margin 2.66, exact, ± 0.15 over samples
+    ...     print(f"{name} {estimate.value:.3g} ± {estimate.stderr_data:.2g} over samples")
+    hessian_trace 64 ± 4.1 over samples
+    output_margin 2.66 ± 0.15 over samples
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data  # measure(problem, "papers")
@@ -309,7 +310,8 @@ def per_sample(problem: Measurable, names: str | Iterable[str], *, seed: int = 0
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.per_sample(problem, ["loss", "output_margin", "index"])
     >>> worst = int(found["loss"].argmax())
     >>> int(found["index"][worst]), round(float(found["loss"][worst]), 3)

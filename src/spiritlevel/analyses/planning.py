@@ -79,7 +79,8 @@ class Plan:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.plan(problem, "cheap")
     >>> found.samples, found.parameters, found.measures[0].name
     (100, 3466, 'weight_norm')
@@ -151,7 +152,8 @@ def plan(
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> for planned in sl.plan(problem, ["hessian_trace", "keskar_sharpness"]).measures:
     ...     print(planned.name, planned.sweeps)
     hessian_trace {'forward': 1.0, 'column': 9.0}

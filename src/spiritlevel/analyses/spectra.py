@@ -108,7 +108,8 @@ def spectrum(
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.spectrum(problem, probes=8, steps=20)
     >>> round(found.eigenvalue_max.value, 2), round(found.trace.value, 2), found.trace.how
     (0.34, 1.95, 'exact')

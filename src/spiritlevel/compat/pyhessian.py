@@ -60,8 +60,9 @@ class hessian:
     >>> import torch
     >>> import spiritlevel as sl
     >>> from spiritlevel.compat.pyhessian import hessian
-    >>> model, (x, y) = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").tensors
-    >>> h = hessian(model, torch.nn.CrossEntropyLoss(), data=(x[:100], y[:100]), cuda=False)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> batch = sl.datasets.load("digits").subset(range(100)).tensors
+    >>> h = hessian(model, torch.nn.CrossEntropyLoss(), data=batch, cuda=False)
     >>> values, vectors = h.eigenvalues(top_n=2)
     >>> [round(value, 2) for value in values], len(vectors[0])
     ([0.45, 0.41], 6)

@@ -17,7 +17,7 @@ class Problem(Given):
     ----------
     model : torch.nn.Module
         The trained network. Wrappers (DataParallel, DistributedDataParallel, ``torch.compile``) are seen through.
-    data : tensors, Dataset, DataLoader or batches
+    data : tensors, a Dataset, a DataLoader or batches
         (x, y) tensors, a Dataset, a DataLoader (what its sampler chooses, in dataset order, nothing dropped), or
         re-iterable tuple or dict batches; several inputs as ((a, b), y).
     loss : str, Loss, torch loss module or callable

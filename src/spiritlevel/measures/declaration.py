@@ -259,11 +259,12 @@ def declare(
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> @sl.declare(title="Largest weight", formula=r"\max_i |\theta_i|", citation="", sharper_when="")
+    >>> @sl.declare(title="Largest weight", formula=r"\max_i |\theta_i|", citation="")
     ... def largest_weight(problem):
     ...     'Size of the largest parameter.'
     ...     return max(float(tensor.detach().abs().max()) for tensor in problem.tensors)
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> print(round(sl.measure(problem, largest_weight)["largest_weight"].value, 4))
     0.1767
     """

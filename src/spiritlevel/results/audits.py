@@ -53,7 +53,8 @@ class Audit(ResultBase):
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=50)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=50)
     >>> found = sl.audit(problem, "weight_norm", strengths=["usual"], alphas=())
     >>> found.found[0]
     '1: 1 factor, exact'

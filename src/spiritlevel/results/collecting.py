@@ -49,9 +49,11 @@ def load_reports(path: FilePath) -> list[Report]:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> sl.measure(problem, "weight_norm").save("report.json")
     >>> sl.load_reports("report.json")
+    [<Report of Sequential, 100 samples: 1 measure>]
     """
     reports, failures = load_saved(path)
     if not reports:
@@ -121,9 +123,13 @@ def collect(paths: Paths, level: str = "network") -> Any:
     >>> import spiritlevel as sl
     >>> data = sl.datasets.load("digits")
     >>> for seed in range(2):
-    ...     problem = sl.Problem(sl.nets.build("digits_mlp", seed=seed), data, samples=100)
+    ...     model = sl.nets.build("digits_mlp", seed=seed)
+    ...     problem = sl.Problem(model, data, samples=100)
     ...     sl.measure(problem, "weight_norm").save(f"seed-{seed}.json")
     >>> sl.collect(["seed-0.json", "seed-1.json"])[["file", "measure", "value"]]
+              file      measure     value
+    0  seed-0.json  weight_norm  4.976550
+    1  seed-1.json  weight_norm  5.011255
     """
     if level not in ("network", "layer"):
         raise UsageError(f"level must be 'network' or 'layer', not {level!r}")

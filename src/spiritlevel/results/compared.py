@@ -59,8 +59,9 @@ class Comparison(ResultBase):
     --------
     >>> import spiritlevel as sl
     >>> data = sl.datasets.load("digits").subset(range(100))
-    >>> problems = {f"seed {seed}": sl.Problem(sl.nets.build("digits_mlp", seed=seed), data) for seed in (0, 1)}
-    >>> found = sl.compare({name: sl.measure(problem, "cheap") for name, problem in problems.items()})
+    >>> networks = {f"seed {seed}": sl.nets.build("digits_mlp", seed=seed) for seed in (0, 1)}
+    >>> reports = {name: sl.measure(net, data, "cheap") for name, net in networks.items()}
+    >>> found = sl.compare(reports)
     >>> found
     <Comparison of seed 0 against seed 1: 8 measures, told apart by 2>
     >>> found.labels, found.flatter("aceht")

@@ -57,7 +57,8 @@ class Eigenvalues(Headed, Shown):
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.eigenvalues(problem, k=2)
     >>> found.status, found.path, found.intervals.shape
     ('ok', 'double backward', torch.Size([2, 2]))

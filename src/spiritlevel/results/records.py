@@ -33,6 +33,7 @@ def schema() -> dict[str, Any]:
     --------
     >>> import spiritlevel as sl
     >>> sl.results.schema()["title"]
+    'Spiritlevel report, version 1'
     """
     text = resources.files("spiritlevel.results").joinpath("report.schema.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)

@@ -52,12 +52,17 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> report = sl.measure(problem, ["hessian_trace", "weight_norm"])
     >>> list(report), report["hessian_trace"].how
-    >>> {layer: round(trace.value, 2) for layer, trace in report.per_layer["hessian_trace"].items()}
+    (['hessian_trace', 'weight_norm'], 'exact')
+    >>> traces = report.per_layer["hessian_trace"]
+    >>> {layer: round(trace.value, 2) for layer, trace in traces.items()}
+    {'1': 0.36, '3': 0.36, '5': 1.23}
     >>> report.save("report.json")
     >>> sl.Report.load("report.json")
+    <Report of Sequential, 100 samples: 2 measures>
     """
 
     kind: ClassVar[str] = "report"

@@ -78,7 +78,8 @@ class Spectrum(Headed, ResultBase):
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> found = sl.spectrum(problem, probes=8, steps=20)
     >>> round(found.eigenvalue_max.value, 2), found.outliers.count
     (0.34, 0)

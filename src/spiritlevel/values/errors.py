@@ -16,7 +16,7 @@ class SpiritlevelError(Exception):
     >>> import torch
     >>> import spiritlevel as sl
     >>> try:
-    ...     sl.Problem(torch.nn.ReLU(), (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
+    ...     sl.Problem(torch.nn.ReLU(), sl.datasets.load("digits"))
     ... except sl.SpiritlevelError as error:
     ...     print(error)
     ReLU has no parameters, so there is no minimum to measure; pass the trained network

@@ -33,7 +33,8 @@ class Symmetry:
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> found = sl.symmetries.find(sl.nets.build("digits_mlp", seed=0), torch.zeros(2, 1, 8, 8))
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> found = sl.symmetries.find(model, torch.zeros(2, 1, 8, 8))
     >>> first = next(iter(found))
     >>> first.kind, first.layers, first.factors, first.how
     ('layers', ('1',), 1, 'exact')
@@ -90,7 +91,8 @@ class Symmetries:
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> found = sl.symmetries.find(sl.nets.build("digits_mlp", seed=0), torch.zeros(2, 1, 8, 8))
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> found = sl.symmetries.find(model, torch.zeros(2, 1, 8, 8))
     >>> len(found), found.free_factors("layers"), found.free_factors("neurons")
     (7, 2, 64)
     >>> [symmetry.layers for symmetry in found.of_kind("neurons")]

@@ -29,7 +29,7 @@ def permute_neurons(
     ----------
     model : torch.nn.Module
         The network; it is not changed.
-    example : tensor, tuple or dict
+    example : tensor, or a tuple or dict of tensors
         A batch of inputs, on which the copy is proven to compute the same.
     seed : int
         Seed of the order.
@@ -52,10 +52,13 @@ def permute_neurons(
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> x = sl.datasets.load("digits").x[:50]
     >>> copy = sl.symmetries.permute_neurons(model, x)
-    >>> bool(torch.allclose(copy(x), model(x), atol=1e-5)), bool(torch.equal(copy[1].weight, model[1].weight))
-    (True, False)
+    >>> bool(torch.allclose(copy(x), model(x), atol=1e-5))
+    True
+    >>> bool(torch.equal(copy[1].weight, model[1].weight))
+    False
     """
     found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:

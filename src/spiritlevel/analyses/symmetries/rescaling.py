@@ -37,7 +37,7 @@ def rescale_layers(
     ----------
     model : torch.nn.Module
         The network; it is not changed.
-    example : tensor, tuple or dict
+    example : tensor, or a tuple or dict of tensors
         A batch of inputs, on which the copy is proven to compute the same.
     factors : mapping of str to float
         A positive factor for each layer, by its path.
@@ -62,11 +62,13 @@ def rescale_layers(
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> x = sl.datasets.load("digits").x[:50]
     >>> copy = sl.symmetries.rescale_layers(model, x, {"1": 10.0})
     >>> bool(torch.allclose(copy(x), model(x), atol=1e-5))
     True
-    >>> [round((copy[at].weight.norm() / model[at].weight.norm()).item(), 3) for at in (1, 3, 5)]
+    >>> sizes = [(copy[at].weight.norm() / model[at].weight.norm()).item() for at in (1, 3, 5)]
+    >>> [round(size, 3) for size in sizes]
     [10.0, 0.1, 1.0]
     """
     analysis, found = _analysed(model, example, mode, found)
@@ -114,7 +116,7 @@ def rescale_neurons(
     ----------
     model : torch.nn.Module
         The network; it is not changed.
-    example : tensor, tuple or dict
+    example : tensor, or a tuple or dict of tensors
         A batch of inputs, on which the copy is proven to compute the same.
     seed : int
         Seed of the factors.
@@ -146,7 +148,8 @@ def rescale_neurons(
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> x = sl.datasets.load("digits").x[:50]
     >>> copy = sl.symmetries.rescale_neurons(model, x, seed=1)
     >>> bool(torch.allclose(copy(x), model(x), atol=1e-5))
     True
@@ -198,7 +201,7 @@ def scale_output(
     ----------
     model : torch.nn.Module
         The network; it is not changed.
-    example : tensor, tuple or dict
+    example : tensor, or a tuple or dict of tensors
         A batch of inputs, on which the copy's outputs are proven to be α times the original's.
     alpha : float
         The factor, positive.
@@ -227,7 +230,8 @@ def scale_output(
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> model, x = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits").x[:50]
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> x = sl.datasets.load("digits").x[:50]
     >>> copy = sl.symmetries.scale_output(model, x, 3.0)
     >>> bool(torch.allclose(copy(x), 3 * model(x), atol=1e-5))
     True

@@ -29,7 +29,7 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     ----------
     model : torch.nn.Module
         The network; it is not changed.
-    example : tensor, tuple or dict
+    example : tensor, or a tuple or dict of tensors
         A batch of inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs.
     mode : str
         "eval", or "train", in which BatchNorm uses batch statistics.

@@ -31,7 +31,8 @@ class HessianOperator(Operator):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> matrix = sl.operators.HessianOperator(problem, keep_graphs=True)
     >>> v = torch.ones(problem.size)
     >>> round(float(v @ (matrix @ v)), 3)
@@ -61,7 +62,8 @@ class GGNOperator(Operator):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> matrix = sl.operators.GGNOperator(problem)
     >>> v = torch.ones(problem.size)
     >>> (v @ (matrix @ v)).item() >= 0
@@ -97,7 +99,8 @@ class LayerBlock(Operator):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> block = sl.operators.LayerBlock(problem, ["5.bias"])
     >>> dense = block @ torch.eye(10)
     >>> tuple(dense.shape), bool(torch.allclose(dense, dense.T, atol=1e-6))
@@ -140,8 +143,8 @@ class VarianceOperator(Operator):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> data = sl.datasets.load("digits")
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), data, samples=100, batch_size=20)
+    >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
+    >>> problem = sl.Problem(model, data, samples=100, batch_size=20)
     >>> matrix = sl.operators.VarianceOperator(problem)
     >>> v = torch.ones(problem.size)
     >>> (v @ (matrix @ v)).item() > 0

@@ -56,7 +56,8 @@ class Operator:
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> problem = sl.Problem(model, sl.datasets.load("digits"), samples=100)
     >>> block = sl.operators.Operator(problem, ["5.weight", "5.bias"], of="ggn")
     >>> block.shape, (block @ torch.ones(330)).dtype
     ((330, 330), torch.float32)

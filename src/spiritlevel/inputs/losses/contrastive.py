@@ -43,7 +43,8 @@ class ContrastivePairs(Loss):
     >>> import torch
     >>> import spiritlevel as sl
     >>> pairs = torch.tensor([[[0.0, 0.0], [0.6, 0.8]], [[0.0, 0.0], [0.3, 0.4]]])
-    >>> sl.losses.ContrastivePairs().per_sample(pairs, (None, torch.tensor([1, 0])))[0].tolist()
+    >>> loss = sl.losses.ContrastivePairs()
+    >>> loss.per_sample(pairs, (None, torch.tensor([1, 0])))[0].tolist()
     [0.5, 0.125]
     """
 

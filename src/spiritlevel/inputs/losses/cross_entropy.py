@@ -72,7 +72,8 @@ class CrossEntropy(Loss):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> losses, weights = sl.losses.CrossEntropy().per_sample(torch.zeros(2, 4), (None, torch.tensor([0, 3])))
+    >>> loss, batch = sl.losses.CrossEntropy(), (None, torch.tensor([0, 3]))
+    >>> losses, weights = loss.per_sample(torch.zeros(2, 4), batch)
     >>> [round(each, 3) for each in losses.tolist()], weights.tolist()
     ([1.386, 1.386], [1.0, 1.0])
     """
@@ -268,12 +269,17 @@ class SameToken(CrossEntropy):
     class_axis : int
         Where the classes are.
 
+    Raises
+    ------
+    UsageError
+        An argument has a value that the message names.
+
     Examples
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> labels = torch.tensor([[1, -100, 2]])
-    >>> losses, weights = sl.losses.SameToken().per_sample(torch.zeros(1, 3, 4), (None, labels))
+    >>> loss, batch = sl.losses.SameToken(), (None, torch.tensor([[1, -100, 2]]))
+    >>> losses, weights = loss.per_sample(torch.zeros(1, 3, 4), batch)
     >>> round(losses.item(), 3), weights.item()
     (1.386, 2.0)
     """
@@ -299,7 +305,8 @@ class NextToken(Loss):
     >>> import torch
     >>> import spiritlevel as sl
     >>> tokens = torch.tensor([[1, 0, 2]])
-    >>> losses, weights = sl.losses.NextToken().per_sample(torch.zeros(1, 3, 4), (tokens, tokens))
+    >>> loss = sl.losses.NextToken()
+    >>> losses, weights = loss.per_sample(torch.zeros(1, 3, 4), (tokens, tokens))
     >>> round(losses.item(), 3), weights.item()  # two of three tokens are predicted
     (1.386, 2.0)
     """

@@ -62,7 +62,8 @@ class BinaryCrossEntropy(_Elementwise):
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> losses, _ = sl.losses.BinaryCrossEntropy().per_sample(torch.zeros(2), (None, torch.tensor([0.0, 1.0])))
+    >>> loss, batch = sl.losses.BinaryCrossEntropy(), (None, torch.tensor([0.0, 1.0]))
+    >>> losses, weights = loss.per_sample(torch.zeros(2), batch)
     >>> [round(each, 3) for each in losses.tolist()]
     [0.693, 0.693]
     """

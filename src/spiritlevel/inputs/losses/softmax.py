@@ -85,7 +85,8 @@ def one_minus_softmax_margin_squared(logits: Tensor) -> Tensor:
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> round(sl.losses.one_minus_softmax_margin_squared(torch.tensor([2.0, 0.0, 0.0])).item(), 4)
+    >>> found = sl.losses.one_minus_softmax_margin_squared(torch.tensor([2.0, 0.0, 0.0]))
+    >>> round(found.item(), 4)
     0.5369
     """
     p, _ = probabilities_and_tails(logits)

@@ -61,7 +61,7 @@ def get(name: str, root: str | Path | None = None) -> Path:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> sl.datasets.get("digits") == sl.datasets.cache_folder()  # built in: nothing is fetched
+    >>> sl.datasets.get("digits") == sl.datasets.cache_folder()  # nothing to fetch
     True
     """
     data_spec(name)

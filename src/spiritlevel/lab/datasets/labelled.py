@@ -158,7 +158,8 @@ def to_grey(data: LabelledData) -> LabelledData:
     --------
     >>> import torch
     >>> import spiritlevel as sl
-    >>> colour = sl.datasets.LabelledData(torch.rand(5, 3, 8, 8), torch.zeros(5).long(), "mine", "train", 2)
+    >>> x, y = torch.rand(5, 3, 8, 8), torch.arange(5) % 2
+    >>> colour = sl.datasets.LabelledData(x, y, "mine", "train", classes=2)
     >>> tuple(sl.datasets.to_grey(colour).x.shape)
     (5, 1, 8, 8)
     """

@@ -29,7 +29,8 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) 
     >>> import torch
     >>> import spiritlevel as sl
     >>> images = sl.datasets.load("digits").x[:5]
-    >>> changed = sl.training.crop_and_flip(images, torch.Generator().manual_seed(0), padding=1)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> changed = sl.training.crop_and_flip(images, generator, padding=1)
     >>> changed.shape == images.shape, bool(torch.equal(changed, images))
     (True, False)
     """

@@ -104,7 +104,8 @@ def train_ensemble(
     --------
     >>> import spiritlevel as sl
     >>> models = [sl.nets.build("digits_mlp", seed=seed) for seed in range(3)]
-    >>> records = sl.training.train_ensemble(models, sl.datasets.load("digits"), seeds=[0, 1, 2], epochs=2)
+    >>> data = sl.datasets.load("digits")
+    >>> records = sl.training.train_ensemble(models, data, seeds=[0, 1, 2], epochs=2)
     >>> [record.steps for record in records]
     [24, 24, 24]
     """

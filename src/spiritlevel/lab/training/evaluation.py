@@ -29,7 +29,8 @@ class Evaluation:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> found = sl.training.evaluate(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits", "test"))
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> found = sl.training.evaluate(model, sl.datasets.load("digits", "test"))
     >>> round(found.loss, 2), round(found.accuracy, 2)
     (2.31, 0.1)
     """

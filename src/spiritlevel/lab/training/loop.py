@@ -46,7 +46,8 @@ class EpochRecord:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> record = sl.training.train(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), epochs=2)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> record = sl.training.train(model, sl.datasets.load("digits"), epochs=2)
     >>> [(row.epoch, row.step) for row in record.epochs]
     [(0, 12), (1, 24)]
     """
@@ -80,7 +81,8 @@ class TrainingRecord:
     Examples
     --------
     >>> import spiritlevel as sl
-    >>> record = sl.training.train(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), steps=100)
+    >>> model = sl.nets.build("digits_mlp", seed=0)
+    >>> record = sl.training.train(model, sl.datasets.load("digits"), steps=100)
     >>> record.steps, record.stopped_by, record.diverged
     (100, 'steps', False)
     """

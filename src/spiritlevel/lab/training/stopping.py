@@ -62,7 +62,8 @@ class LossTarget:
     --------
     >>> import spiritlevel as sl
     >>> model, data = sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits")
-    >>> record = sl.training.train(model, data, epochs=50, batch_size=16, stop=sl.training.LossTarget(0.5))
+    >>> rule = sl.training.LossTarget(0.5)
+    >>> record = sl.training.train(model, data, epochs=50, batch_size=16, stop=rule)
     >>> record.loss < 0.5, len(record.epochs) < 50
     (True, True)
     """
@@ -87,6 +88,11 @@ class GradientRule:
         The parameter's name.
     tolerance : float
         The size below which an entry is small.
+
+    Raises
+    ------
+    UsageError
+        After the first step, where the model has no such parameter.
 
     Examples
     --------

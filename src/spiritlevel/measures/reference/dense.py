@@ -246,9 +246,31 @@ class Dense:
         return total
 
     def block(self, name: str) -> Tensor:
-        """Return the Hessian's block of one parameter."""
+        """Return the Hessian's block of one parameter.
+
+        Parameters
+        ----------
+        name : str
+            The parameter.
+
+        Returns
+        -------
+        Tensor
+            The block.
+        """
         return self.hessian[self.slices[name], self.slices[name]]
 
     def tensor(self, name: str) -> Tensor:
-        """Return one parameter in float64."""
+        """Return one parameter in float64.
+
+        Parameters
+        ----------
+        name : str
+            The parameter.
+
+        Returns
+        -------
+        Tensor
+            The parameter, of its shape.
+        """
         return self.theta[self.slices[name]].reshape(self.shapes[name])
