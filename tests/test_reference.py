@@ -158,6 +158,15 @@ def test_a_docstring_says_what_is_taken_returned_and_raised(path: str) -> None:
     assert list(told) == []
 
 
+def test_parts_of_results_say_what_each_field_is() -> None:
+    parts = [of_path(name) for name, _ in _DIRECTIVE.findall((PAGES / UNNAMED).read_text(encoding="utf-8") + "\n")]
+    for part in parts:
+        found = sections(part.__doc__)
+        assert named(found["Attributes"]) == [field.name for field in dataclasses.fields(part) if field.init], part
+        assert undescribed(found["Attributes"]) == [], part
+    assert len(parts) > 15
+
+
 def test_what_a_docstring_leaves_out_is_found() -> None:
     def half(first: int, *, second: int = 0) -> int:
         """Return the half.

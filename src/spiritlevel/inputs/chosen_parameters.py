@@ -14,7 +14,17 @@ from spiritlevel.values.errors import UsageError
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that owns parameters, by its path; ``parameters`` maps its own names to the network's names."""
+    """A module that owns parameters, by its path.
+
+    Attributes
+    ----------
+    name : str
+        The path.
+    module : torch.nn.Module
+        The module.
+    parameters : dict of str to str
+        From its own names to the network's names.
+    """
 
     name: str
     module: nn.Module

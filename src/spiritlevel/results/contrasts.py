@@ -24,6 +24,20 @@ class Contrast:
 
     There is one 95% interval, of second ÷ first where both values are known to be positive and of second − first
     elsewhere.  It is drawn, quoted and saved, and the verdict is read off it: decided where it excludes equality.
+
+    Attributes
+    ----------
+    first, second : str
+        The networks.
+    interval : Interval
+        The interval.
+    scale : str
+        "ratio" or "difference".
+    over_samples : str
+        How the samples enter it: "paired" (drawn together for both), "grouped" (by groups measured for both),
+        "separate" (by two separate errors) or "none".
+    sharper_when : str
+        "larger", "smaller", or nothing where the measure has no direction.
     """
 
     first: str

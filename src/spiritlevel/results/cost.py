@@ -32,9 +32,14 @@ def passes_in_words(passes: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class ResultCost:
-    """Wall time in seconds, and passes over the data by kind; a sweep over a part of the data is that part of a pass.
+    """Wall time in seconds, and passes over the data by kind.
 
-    None stands for a time that nobody took.
+    Attributes
+    ----------
+    wall_time : float
+        Seconds; None stands for a time that nobody took.
+    passes : mapping
+        Passes by kind; a sweep over a part of the data is that part of a pass.
     """
 
     wall_time: float | None = None

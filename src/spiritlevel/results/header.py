@@ -14,10 +14,60 @@ from spiritlevel.results.records import as_json
 class Header:
     """What was measured, on what and how; None stands for what nobody said.
 
-    ``run`` is the training that the network is of, ``run_group`` what runs share that differ in their seed alone.
-    ``precision`` is that of Gauss–Newton sums where it is coarser than ``dtype``.  ``notes`` are what a reader must
-    know beside the numbers, ``request`` is the command that asked for them, and
-    ``other`` what a file or a user says beyond the fields here.
+    Attributes
+    ----------
+    model, weights : str
+        The network's class, and its weights file.
+    data, split : str
+        The data's name, and which part of it.
+    samples, samples_total : int
+        How many samples were measured, and of how many.
+    loss_name : str
+        The loss.
+    loss, accuracy : float
+        The mean loss, and the share classified right.
+    gradient_norm, gradient_noise : float
+        The length of the mean gradient, and how long it is by chance where the true one is zero.
+    at_minimum : bool
+        Whether the gradient is that of a minimum; None where the samples cannot tell.
+    seed : int
+        Seed of what was drawn while measuring.
+    fingerprint : str
+        A hash of the data.
+    mode, dtype, device : str
+        "eval" or "train", the network's precision, and where it was measured.
+    parameters : int
+        How many parameters may move.
+    layers, exact_layers : tuple of str
+        The layers, and those whose blocks are exact.
+    versions : mapping
+        The versions that decide the numbers.
+    wall_time : float
+        Seconds that it took.
+    passes : mapping
+        Passes over the data by kind.
+    notes : tuple of str
+        What a reader must know beside the numbers.
+    trained : bool
+        False where it is known that the network was never trained.
+    data_seed : int
+        Seed of the draw of samples.
+    request : mapping
+        The command that asked for it.
+    learning_rate : float
+        Of the training.
+    identity : str
+        What has to be the same for the report to be kept by a command that is run again.
+    epoch, step : float
+        Where in its training the network is.
+    run, run_group : str
+        The training that the network is of, and what runs share that differ in their seed alone.
+    test_accuracy : float
+        The accuracy on test data, where somebody said it.
+    precision : str
+        That of Gauss–Newton sums where it is coarser than ``dtype``.
+    other : mapping
+        What a file or a user says beyond the fields here.
     """
 
     model: str | None = None

@@ -17,6 +17,17 @@ class Outliers:
 
     For each probe the widest gap, as a ratio, between a converged Ritz value and the next one ends the outliers; the
     count is the middle one of all probes'.
+
+    Attributes
+    ----------
+    count : int
+        How many.
+    classes : int
+        The number of classes; None where there are none.
+    gap : float
+        The ratio of the last outlier to the next eigenvalue, of the probe with the middle count.
+    counts : tuple of int
+        Every probe's count.
     """
 
     count: int

@@ -16,7 +16,15 @@ from spiritlevel.values.estimate import at_least_rounding
 
 @dataclass(frozen=True)
 class SpectralSum:
-    """A sum over the eigenvalues estimated by probes: mean, standard error, and the draws it was made from."""
+    """A sum over the eigenvalues estimated by probes: mean, standard error, and the draws it was made from.
+
+    Attributes
+    ----------
+    value, stderr : float
+        The mean, and its standard error over probes, never below the rounding of the products.
+    samples : tuple of float
+        The draws.
+    """
 
     value: float
     stderr: float  # over probes, never below the rounding of the products
@@ -30,7 +38,17 @@ class SpectralSum:
 
 @dataclass(frozen=True)
 class Band:
-    """A function on a grid averaged over probes, with its standard error and the kernel it was smoothed with."""
+    """A function on a grid averaged over probes, with its standard error and the kernel it was smoothed with.
+
+    Attributes
+    ----------
+    grid, mean, stderr : Tensor
+        The grid (n,), the function on it, and its standard error, infinite with a single probe.
+    kernel_width : float
+        The standard deviation of the Gaussian in units of the eigenvalues; 0 where it is not smoothed.
+    kernel_share : float
+        The same relative to the range of the nodes.
+    """
 
     grid: Tensor  # (n,)
     mean: Tensor  # (n,)
@@ -41,7 +59,17 @@ class Band:
 
 @dataclass(frozen=True)
 class Quadrature:
-    """Nodes and weights of every probe: A's spectral density as each probe sees it."""
+    """Nodes and weights of every probe: A's spectral density as each probe sees it.
+
+    Attributes
+    ----------
+    nodes, weights : Tensor
+        Ritz values and their weights (K, m) in float64; each row of weights sums to 1.
+    mass : Tensor
+        The squared length (K,) of each probe: the order P of the matrix for random signs.
+    rounding : float
+        The relative rounding of the products.
+    """
 
     nodes: Tensor  # (K, m) float64
     weights: Tensor  # (K, m) float64, each row sums to 1

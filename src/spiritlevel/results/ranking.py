@@ -14,7 +14,19 @@ from spiritlevel.values.letters import letter_groups, lettered
 
 @dataclass(frozen=True)
 class Ranking:
-    """Networks by one measure, flattest first; two share a letter exactly where they are not told apart."""
+    """Networks by one measure, flattest first; two share a letter exactly where they are not told apart.
+
+    Attributes
+    ----------
+    order : tuple of str
+        The networks.
+    letters : mapping
+        Their letters.
+    apart : mapping
+        By network, those it is told apart from.
+    over_samples : bool
+        Whether the verdicts count the error over samples.
+    """
 
     order: tuple[str, ...]
     letters: Mapping[str, str]
@@ -27,7 +39,18 @@ class Ranking:
         return ", ".join(f"{label} {self.letters[label]}" for label in self.order)
 
     def best_of(self, labels: Collection[str]) -> list[str]:
-        """Return of some networks the one that comes first and those it cannot be told apart from."""
+        """Return of some networks the one that comes first and those it cannot be told apart from.
+
+        Parameters
+        ----------
+        labels : list of str
+            Some of the networks.
+
+        Returns
+        -------
+        list of str
+            The first, and those it is not told apart from.
+        """
         own = [label for label in self.order if label in labels]
         return [label for label in own if label not in self.apart[own[0]]]
 

@@ -9,7 +9,27 @@ from spiritlevel.results.numerals import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class Reversal:
-    """A rescaling of one network, by factors between 1/factor and factor, that puts it on the other side."""
+    """A rescaling of one network, by factors between 1/factor and factor, that puts it on the other side.
+
+    Attributes
+    ----------
+    network : str
+        The network that is rescaled.
+    kind : str
+        "layers" or "neurons".
+    layers : tuple of str
+        The layers that it touches.
+    factor : float
+        The largest factor.
+    before, after : float
+        The network's value before and after.
+    other : float
+        The value of the other network.
+    factors : dict
+        The factors by symmetry, one for all or one a neuron.
+    measurements : int
+        How many measurements the search took.
+    """
 
     network: str
     kind: str  # "layers" or "neurons"

@@ -22,7 +22,25 @@ HoldingKind = Literal[
 
 @dataclass(frozen=True)
 class Holding:
-    """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found."""
+    """Whether an ordering holds: its kind, in words, and the rescaling that reverses it where one was found.
+
+    Attributes
+    ----------
+    kind : str
+        "invariant" (to every rescaling found in these networks), "reversible" (by one that was found), "changes"
+        (without a reversal being found), "scales_with_logits", "undecided", "no_direction" (larger is neither flatter
+        nor sharper), "not_comparable" or "not_tried" (no symmetry was found).
+    words : str
+        It in words.
+    checked : bool
+        Whether it was measured on changed copies; otherwise it is taken from the declaration.
+    changed_by : tuple of str
+        Symmetries under which the value changed.
+    scales_with_outputs : bool
+        Whether scaling the outputs changes the value; None where that is not known.
+    reversal : Reversal
+        The rescaling that reverses it, where one was found.
+    """
 
     kind: HoldingKind
     words: str
@@ -34,7 +52,19 @@ class Holding:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One measure over all networks."""
+    """One measure over all networks.
+
+    Attributes
+    ----------
+    name, title : str
+        The measure, and its title.
+    sharper_when : str
+        "larger", "smaller", or nothing where it has no direction.
+    contrasts : tuple of Contrast
+        Every pair of networks, in their order.
+    holding : Holding
+        Whether the ordering holds under rescaling.
+    """
 
     name: str
     title: str
@@ -78,7 +108,15 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Margins:
-    """The distribution of one network's output margins, on bins shared by all networks."""
+    """The distribution of one network's output margins, on bins shared by all networks.
+
+    Attributes
+    ----------
+    summary : dict
+        Quartiles, skewness and the like, by name.
+    counts : list of int
+        How many samples are in each bin.
+    """
 
     summary: dict[str, float | None]
     counts: list[int]

@@ -25,8 +25,19 @@ _SEED = re.compile(r"[-_/. ]?(?<![a-z])s(?:eed)?[-_=]?\d+", re.IGNORECASE)
 class Runs:
     """Several networks by run and place in training.
 
-    ``unit`` is what places count: "epoch", "step", "number" (in the files' names), or "report" where nothing is known
-    but the order, which is no training.
+    Attributes
+    ----------
+    unit : str
+        What places count: "epoch", "step", "number" (in the files' names), or "report" where nothing is known but the
+        order, which is no training.
+    places : mapping
+        The place of each network.
+    runs : mapping
+        The run of each network; "" where there are no several runs.
+    groups : mapping
+        By run, what it shares with others that differ in their seed alone.
+    named_by : str
+        What tells the runs apart, in words.
     """
 
     unit: str
@@ -71,7 +82,18 @@ class Runs:
         return found
 
     def where(self, label: str) -> str:
-        """Return which network that is, in words: its run and its place in it, or its label."""
+        """Return which network that is, in words: its run and its place in it, or its label.
+
+        Parameters
+        ----------
+        label : str
+            The network.
+
+        Returns
+        -------
+        str
+            The words.
+        """
         here = (self.runs[label], self.places[label])
         if self.unit in ("report", "number") or sum(here == (self.runs[k], self.places[k]) for k in self.places) > 1:
             return label

@@ -17,7 +17,19 @@ _USUAL = ("usual", "α=10")
 
 @dataclass(frozen=True)
 class Trial:
-    """One measure before and after one change of the network."""
+    """One measure before and after one change of the network.
+
+    Attributes
+    ----------
+    measure, symmetry, strength : str
+        The measure, the symmetry and the range of factors.
+    before, after : Estimate
+        The values.
+    verdict : str
+        "invariant", "changes", "undecided" or "not measured".
+    reason : str
+        Why it was not measured.
+    """
 
     measure: str
     symmetry: str
@@ -36,7 +48,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the trials say about one measure under one symmetry, beside what the measure declares."""
+    """What the trials say about one measure under one symmetry, beside what the measure declares.
+
+    Attributes
+    ----------
+    measure, symmetry : str
+        The measure and the symmetry.
+    verdict : str
+        "invariant", "changes", "undecided", "not measured" or "not found".
+    declared : bool
+        Whether the measure is declared invariant; None where that is not known.
+    trials : tuple of Trial
+        What was measured.
+    """
 
     measure: str
     symmetry: str
@@ -94,7 +118,19 @@ def _size_of_change(trial: Trial) -> float:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values along T_α, one for each α in order."""
+    """Values along T_α, one for each α in order.
+
+    Attributes
+    ----------
+    alphas : list of float
+        The factors of the outputs.
+    values : dict
+        By measure, its values.
+    titles : dict
+        The measures in words.
+    losses, accuracies : list of float
+        Loss and accuracy at each α.
+    """
 
     alphas: list[float]
     values: dict[str, list[Estimate]]

@@ -125,7 +125,15 @@ STATISTICS: dict[str, Statistic] = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the ends of its 95% interval."""
+    """A value and the ends of its 95% interval.
+
+    Attributes
+    ----------
+    value : float
+        The value.
+    low, high : float
+        The ends.
+    """
 
     value: float
     low: float
