@@ -21,16 +21,17 @@ import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.interpretations import INTERPRETATIONS
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import MEASURES
 from tests.helpers import opened
 from tests.inputs.losses import derivatives
 from tests.measures import test_all_measures as registry_wide
-from tests.measures import test_symmetry_claims, trained
+from tests.measures import test_interpretations, test_symmetry_claims, trained
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(sl.__file__).parent
-NUMBERS = {"one": 1, "two": 2}
+NUMBERS = {"one": 1, "two": 2, "three": 3}
 
 
 class Block(NamedTuple):
@@ -174,6 +175,15 @@ def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
     assert problem.spent["hessian product"] + problem.spent["ggn product"] <= 12
     planned = sl.plan(problem, [measure], settings={f"{measure.name}.probes": 6})
     assert planned.measures[0].sweeps["product"] == 12
+
+
+def test_the_measure_is_interpreted(measure: Measure) -> None:
+    test_interpretations.test_every_measure_is_interpreted()
+    test_interpretations.test_every_interpretation_is_whole(measure.name)
+    before = registry_wide.run_alone(measure, opened(*trained.trained_mlp()))
+    for influence, case in test_interpretations.CASES.items():
+        claim = INTERPRETATIONS[measure.name].answer(influence)
+        test_symmetry_claims.assert_claim(claim, before, registry_wide.run_alone(measure, opened(*case())))
 
 
 @pytest.mark.parametrize("symmetry", registry_wide.SYMMETRIES)
