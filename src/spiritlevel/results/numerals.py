@@ -8,6 +8,7 @@ from spiritlevel.values.estimate import NEGLIGIBLE, Estimate
 
 EXACT_DIGITS = 5
 MISSING = "—"
+_SHORTEST = 1e-9  # an error is written out to so many decimals beside a value that is
 _HOW = {"exact": "exact", "estimated": "estimated", "lower_bound": "lower bound", "upper_bound": "upper bound"}
 
 
@@ -30,7 +31,7 @@ def with_error(value: float, error: float) -> str:
     if not math.isfinite(value):
         return MISSING
     place = 1 - _exponent(error, 2)  # decimals of the last digit shown
-    if _is_moderate(value) and _is_moderate(error):
+    if _is_moderate(value) and (_is_moderate(error) or (value != 0 and error >= _SHORTEST)):
         decimals = max(place, 0)
         return f"{round(value, place):,.{decimals}f} ± {round(error, place):,.{decimals}f}"
     # One power of ten for both, the larger of the two, so that the digits can be compared.
