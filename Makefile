@@ -67,6 +67,7 @@ docs: $(STAMP)
 	$(BIN)/python -m spiritlevel.measures.documenting docs/measures.md
 	$(BIN)/python -m spiritlevel.cli.documenting docs/reference/commands.md
 	$(if $(PAGES),,$(BIN)/python docs/hooks/examples.py)
+	$(BIN)/python docs/hooks/measure_by_measure.py
 	$(BIN)/python docs/hooks/blocks.py $(PAGES)
 
 $(SITE): $(STAMP)
