@@ -49,9 +49,9 @@ BatchNorm's mode, training or evaluation, moves every measure that looks at samp
 _NETWORKS = """
 ## The networks of the tables below
 
-Each is trained from seed 0 on the first images of its data, in float64, without momentum, and measured on {samples}
-of them, a draw stratified by class. *Interpolating* networks were trained until every image was right. Losses and
-accuracies are those of all training images.
+Each is trained from seed 0 on the first images of its data, in float64 ({training}, without momentum), and measured on
+{samples} of them, a draw stratified by class. *Interpolating* networks were trained until every image was right. Losses
+and accuracies are those of all training images.
 """
 _VALUES = """
 Below, ± is one standard error of computation and samples together (where a measure has none over samples, from the
@@ -74,7 +74,7 @@ def page() -> str:
     parts = [
         _HEAD.format(**INFLUENCES),
         *_what_moves(),
-        _NETWORKS.format(samples=samples.pop()),
+        _NETWORKS.format(samples=samples.pop(), training=_training(record)[0][0]),
         *_networks(record),
         _VALUES.format(groups=record["groups"]),
         *(line for own in MEASURES.values() for line in _section(own, record, correlations.get(own.name, []))),
@@ -103,19 +103,26 @@ def _what_moves() -> list[str]:
     return _table(["measure", *INFLUENCES_IN_SHORT.values(), "confidence", "fewer samples"], rows)
 
 
+def _training(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how each network was trained, which is the same for all, and how long where it was brief."""
+    parts = [network["training"].partition("; briefly: ") for network in record["networks"]]
+    assert len({how for how, _, _ in parts}) == 1, parts
+    return [(how, long) for how, _, long in parts]
+
+
 def _networks(record: dict[str, Any]) -> list[str]:
     networks = record["networks"]
     states = list(networks[0]["states"])
     about = [
-        [f"`{each['name']}`", each["words"], f"{each['parameters']:,}", each["data"], each["training"]]
-        for each in networks
+        [f"`{each['name']}`", each["words"], f"{each['parameters']:,}", each["data"], brief]
+        for each, (_, brief) in zip(networks, _training(record), strict=True)
     ]
     stands = [
         [f"`{each['name']}`", *(f"{plain(at['loss'], 3)}, {percent(at['accuracy'])}" for at in each["states"].values())]
         for each in networks
     ]
     return [
-        *_table(["network", "what it is", "parameters", "data", "training"], about),
+        *_table(["network", "what it is", "parameters", "data", "briefly"], about),
         *_table(["training loss, accuracy", *states], stands, right=True),
     ]
 

@@ -59,7 +59,7 @@ def _section(measure: Measure) -> list[str]:
     words = description(measure)
     shown = [f"- {label}: {text}" for label, text in words.items() if label not in ("meaning", "formula")]
     head = [f"## `{measure.name}`", "", f"**{measure.title}.** {measure.meaning}", "", f"$$ {measure.formula} $$", ""]
-    return [*head, *shown, ""]
+    return [*head, *shown, f"- [how to read it](measure-by-measure.md#{measure.name})", ""]
 
 
 def _setting(measure: Measure, name: str) -> str:
