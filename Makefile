@@ -65,9 +65,9 @@ PAGES ?=
 
 docs: $(STAMP)
 	$(BIN)/python -m spiritlevel.measures.documenting docs/measures.md
+	$(BIN)/python docs/hooks/measure_by_measure.py
 	$(BIN)/python -m spiritlevel.cli.documenting docs/reference/commands.md
 	$(if $(PAGES),,$(BIN)/python docs/hooks/examples.py)
-	$(BIN)/python docs/hooks/measure_by_measure.py
 	$(BIN)/python docs/hooks/blocks.py $(PAGES)
 
 $(SITE): $(STAMP)
