@@ -69,8 +69,8 @@ def compare(
     Parameters
     ----------
     networks : mapping, or list of paths or reports
-        Problems, reports or paths of saved reports by label; or reports and paths, whose labels are their weights'
-        names and the paths themselves. All problems, or all reports.
+        Problems, reports or paths of saved reports by label; or reports and paths alone, which are called by their
+        weights' names and by what the paths do not share. All problems, or all reports.
     measures : str, Measure or list of these
         As for `measure`; of reports, all that they have in common.
     test : tensors, a Dataset, a DataLoader or batches

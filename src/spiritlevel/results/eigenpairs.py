@@ -38,7 +38,7 @@ class Eigenvalues(Headed, Shown):
     residuals : Tensor
         The length (k,) of H v − λ v of each.
     status : str
-        "ok", or "budget_spent" where a residual is above the tolerance.
+        "ok", or "budget_spent" where a residual is above the tolerance, or finite differences are not to be trusted.
     reason : str
         Why it is not "ok".
     sweeps : int

@@ -46,7 +46,7 @@ class Estimate:
     samples : int
         How many samples it was taken on.
     passes : float
-        Passes over the data that were spent on it alone; what measures share is counted with the first that needs it.
+        Passes over the data that were spent on it; what measures share is counted with the first that needs it.
     details : dict
         What the measure says beside, by name.
 
