@@ -120,6 +120,17 @@ def test_whatever_the_time_each_number_is_honest(name: str, seconds: int) -> Non
     assert took <= 1.3 * seconds + 2
 
 
+@pytest.mark.parametrize("seconds", [25, 60])
+def test_what_ended_the_draws_of_many_samples_is_said(seconds: int) -> None:
+    model, data = SMOOTH["layer_norm"].trained(count=100)  # enough to be drawn in strata
+    clock = Work()
+    with clock.counting(model):
+        report = measure(sl.Problem(model, data), "hessian_trace", seconds=Deadline(seconds, clock), tolerance=1e-4)
+    reason = report["hessian_trace"].reason
+    assert "the standard error is above 0.01% of the value" in reason
+    assert f"the {seconds} seconds were spent" in reason
+
+
 def test_it_ends_as_soon_as_everything_is_known_well_enough() -> None:
     report, took = measured("gelu", 1e6)
     assert took < 1e4

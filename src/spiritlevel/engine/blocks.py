@@ -213,7 +213,7 @@ class Blocks:
             return estimate
         draws = 0 if self._remainder is None else self._remainder.most_draws
         spent = f" after {draws} draws" if draws else ""
-        shortfall = f"the standard error is above {self.tolerance:.0%} of the value{spent}"
+        shortfall = f"the standard error is above {100 * self.tolerance:.3g}% of the value{spent}"
         return replace(estimate, status="budget_spent", reason="; ".join(filter(None, (shortfall, estimate.reason))))
 
     def judged_result(self, result: Result) -> Result:

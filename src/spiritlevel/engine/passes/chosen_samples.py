@@ -9,7 +9,6 @@ from torch import Tensor
 
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, concatenate, pick_samples, tensors_of
-from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # Numbers of samples' contents that are kept, so that the data is not read again for a few of its samples.
@@ -31,10 +30,8 @@ class ChosenSamples:
     def batches(self, what: str, units: float = 1.0) -> Iterator[Batch]:
         """Sweep them once; ``units`` says how much work of that name it would be for all samples."""
         if self._kept is not None:
-            if self.problem.fitting(what) < units * self.share:
-                raise TimeSpent(
-                    f'the seconds were spent before the sweep "{what}"; give more seconds, or fewer samples'
-                )
+            if self.problem.deadline is not None:
+                self.problem.deadline.pace(what, units * self.share, 0)  # refuses what could not be finished
             yield from self._kept
             return
         kept: list[Batch] | None = []
