@@ -2,7 +2,8 @@
 
 A block is run by the language of its fence: ``python`` in one namespace a page, ``sh`` by bash.  One with a
 ``title="FILE"`` is that file.  A ``text`` block right below one that was run is what it printed; a line ``…`` in it
-leaves lines out.  Other languages are not run.
+leaves lines out.  Other languages are not run.  An image that the page shows from ``images/`` and draws itself under that
+name is renewed with the outputs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -26,6 +28,7 @@ from docs.hooks.material import ROOT, lay_out, names_for
 
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+_IMAGE = re.compile(r"\]\((?:\.\./)*images/([^)/]+)\)")
 _COLUMNS = "110"
 _LIMIT = 600  # seconds for a command
 TOLERANCE = 0.03  # training on another processor rounds otherwise
@@ -59,8 +62,11 @@ def blocks_of(text: str) -> list[Block]:
     return found
 
 
-def run_page(text: str) -> list[tuple[Block, str]]:
-    """Run a page's blocks in a folder of their own; return those with an output, and what they printed now."""
+def run_page(text: str, keep: Callable[[Path], None] | None = None) -> list[tuple[Block, str]]:
+    """Run a page's blocks in a folder of their own; return those with an output, and what they printed now.
+
+    ``keep`` is given the folder when all have run, before it is removed.
+    """
     printed = []
     blocks = blocks_of(text)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name), _importable(name):
@@ -76,6 +82,8 @@ def run_page(text: str) -> list[tuple[Block, str]]:
                 out = _python(block, names) if block.language == "python" else _shell(block, environment)
                 if block.shown is not None:
                     printed.append((block, tidied(out, folder)))
+        if keep is not None:
+            keep(folder)
     return printed
 
 
@@ -185,9 +193,19 @@ def _near(old: float, new: float, written: str) -> bool:
 # --- renewing ------------------------------------------------------------------------------------------------------
 
 
+def drawn_images(text: str, folder: Path) -> list[str]:
+    """Return the images that a page shows and its blocks have drawn in the folder."""
+    return [name for name in _IMAGE.findall(text) if (folder / name).is_file()]
+
+
 def renewed(text: str) -> str:
-    """Return a page with the outputs it has now."""
-    for block, printed in reversed(run_page(text)):
+    """Return a page with the outputs it has now; what it draws is kept in ``docs/images``."""
+
+    def keep(folder: Path) -> None:
+        for name in drawn_images(text, folder):
+            shutil.copyfile(folder / name, ROOT / "docs" / "images" / name)
+
+    for block, printed in reversed(run_page(text, keep)):
         assert block.shown is not None
         new = _elide_alike(block.shown, printed) if _elided(block.shown) else printed
         text = text[: block.place[0]] + new + text[block.place[1] :]
