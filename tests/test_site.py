@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -84,3 +85,17 @@ def test_every_formula_is_drawn_without_a_script(site: Path) -> None:
     assert text.count("<math") == len(MEASURES)
     for page in site.glob("*.html"):
         assert "$$" not in page.read_text(encoding="utf-8"), page
+
+
+@pytest.mark.slow
+def test_example_pages_are_in_the_site_and_hold_their_own_data(site: Path) -> None:
+    said = {}
+    for name in re.findall(r"\]\(([\w-]+\.html)\)", (ROOT / "docs/examples/index.md").read_text(encoding="utf-8")):
+        html = (site / "examples" / name).read_text(encoding="utf-8")
+        assert 300_000 < len(html) < 2_000_000, name
+        (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
+        assert json.loads(data), name
+        said[name] = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+    assert "flatter than" in said["comparison.html"]
+    assert "rescaling neurons" in said["audit.html"]
+    assert "epoch" in said["runs.html"]

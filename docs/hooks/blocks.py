@@ -2,8 +2,8 @@
 
 A block is run by the language of its fence: ``python`` in one namespace a page, ``sh`` by bash.  One with a
 ``title="FILE"`` is that file.  A ``text`` block right below one that was run is what it printed; a line ``…`` in it
-leaves lines out.  Other languages are not run.  An image that the page shows from ``images/`` and draws itself under that
-name is renewed with the outputs.
+leaves lines out.  Other languages are not run.  An image that the page shows from ``images/`` and draws itself, under
+that name, is renewed with the outputs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from docs.hooks.material import ROOT, lay_out, names_for
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 _IMAGE = re.compile(r"\]\((?:\.\./)*images/([^)/]+)\)")
+IMAGES = ROOT / "docs" / "images"
 _COLUMNS = "110"
 _LIMIT = 600  # seconds for a command
 TOLERANCE = 0.03  # training on another processor rounds otherwise
@@ -203,7 +204,7 @@ def renewed(text: str) -> str:
 
     def keep(folder: Path) -> None:
         for name in drawn_images(text, folder):
-            shutil.copyfile(folder / name, ROOT / "docs" / "images" / name)
+            shutil.copyfile(folder / name, IMAGES / name)
 
     for block, printed in reversed(run_page(text, keep)):
         assert block.shown is not None

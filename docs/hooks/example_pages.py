@@ -1,4 +1,4 @@
-"""The pages that the tool itself writes are part of the site: made by the commands that stand on the page of examples."""
+"""The pages that the tool writes are part of the site: made by the commands that stand on the page of examples."""
 
 from __future__ import annotations
 
