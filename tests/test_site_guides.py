@@ -45,6 +45,8 @@ def test_a_page_shows_code_that_is_run_and_what_it_printed(path: Path) -> None:
     shown = [block.shown for block in blocks if block.shown is not None]
     assert shown, "no block of this page shows its output"
     assert all(text.strip() for text in shown), "an output is empty: run make docs"
+    fences = re.findall(r"^```text$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) == len(shown), "an output stands below no code that is run"
 
 
 def test_a_question_is_answered_first() -> None:
