@@ -8,19 +8,33 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.beginning import BEGINNING
+from spiritlevel.cli.completing import complete_strengths
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.groups import MEASURED
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
     option(
-        "strengths", list[str] | None, None, typer.Option(help="mild, usual (factors 5 to 25), extreme; default all.")
+        "strengths",
+        list[str] | None,
+        None,
+        typer.Option(
+            help="mild, usual (factors 5 to 25), extreme; default all.",
+            rich_help_panel=MEASURED,
+            metavar="NAMES",
+            autocompletion=complete_strengths,
+        ),
     ),
     option(
         "alphas",
         str | None,
         None,
-        typer.Option(help="Scales of the outputs for the sweep, as 0.1,1,10; none for none."),
+        typer.Option(
+            help="Scales of the outputs for the sweep, as 0.1,1,10; none for none.",
+            rich_help_panel=MEASURED,
+            metavar="NUMBERS",
+        ),
     ),
 )
 

@@ -9,7 +9,9 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.beginning import BEGINNING
+from spiritlevel.cli.completing import complete_data, complete_models
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.groups import DATA, MEASURED, MODEL, PRECISELY
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
@@ -19,19 +21,56 @@ _OPTIONS = (
         str | None,
         None,
         typer.Argument(
-            help="The network, as for measure, followed by two or more weights files; or saved reports alone."
+            help="The network, as for measure, followed by two or more weights files; or saved reports alone.",
+            rich_help_panel=MODEL,
+            metavar="MODEL",
+            autocompletion=complete_models,
         ),
     ),
-    option("weights", list[str] | None, None, typer.Argument(help="Weights files, or reports ending in .json.")),
     option(
-        "groups", int, 10, typer.Option(help="Parts of the data measured apart for errors over samples; 0 for none.")
-    ),
-    option("test", str | None, None, typer.Option(help="Data for the test loss and accuracy, as for --data.")),
-    option(
-        "runs", str | None, None, typer.Option(help="CSV file, as for report: which run each is of, and where in it.")
+        "weights",
+        list[str] | None,
+        None,
+        typer.Argument(help="Weights files, or reports ending in .json.", rich_help_panel=MODEL, metavar="WEIGHTS"),
     ),
     option(
-        "search", bool, True, typer.Option("--search/--no-search", help="Look for rescalings that reverse orderings.")
+        "groups",
+        int,
+        10,
+        typer.Option(
+            help="Parts of the data measured apart for errors over samples; 0 for none.",
+            rich_help_panel=PRECISELY,
+            metavar="N",
+        ),
+    ),
+    option(
+        "test",
+        str | None,
+        None,
+        typer.Option(
+            help="Data for the test loss and accuracy, as for --data.",
+            rich_help_panel=DATA,
+            metavar="DATA",
+            autocompletion=complete_data,
+        ),
+    ),
+    option(
+        "runs",
+        str | None,
+        None,
+        typer.Option(
+            help="CSV file, as for report: which run each is of, and where in it.",
+            rich_help_panel=MODEL,
+            metavar="FILE",
+        ),
+    ),
+    option(
+        "search",
+        bool,
+        True,
+        typer.Option(
+            "--search/--no-search", help="Look for rescalings that reverse orderings.", rich_help_panel=MEASURED
+        ),
     ),
 )
 # What only means something where networks are at hand.

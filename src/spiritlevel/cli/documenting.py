@@ -12,6 +12,8 @@ import typer
 import typer.main
 
 from spiritlevel.cli.application import app
+from spiritlevel.cli.examples import EXAMPLES, GROUP_EXAMPLES
+from spiritlevel.cli.groups import ORDER
 from spiritlevel.inputs.process.memory_limit import VARIABLE
 from spiritlevel.lab.datasets.files import ENVIRONMENT
 from spiritlevel.results.writing import replacing
@@ -77,10 +79,16 @@ def _section(path: str, command: Any) -> list[str]:
     parts = [f"## `{path}` {{#{path.replace(' ', '-')}}}", *_paragraphs(command.help), f"    {usage}"]
     if arguments:
         parts.append(_table("argument", [_row(param) for param in arguments]))
-    for name, members in panels.items():
+    called = path.partition(" ")[2]
+    examples = GROUP_EXAMPLES.get(called.rpartition(" ")[2], {})
+    for name in sorted(panels, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         if len(panels) > 1:
             parts.append(f"**{name}**")
-        parts.append(_table("option", [_row(param) for param in members]))
+        parts.append(_table("option", [_row(param) for param in panels[name]]))
+        if name in examples:
+            parts.append(f"Example: `{examples[name]}`")
+    for words, lines in EXAMPLES.get(called, ()):
+        parts += [f"{words[0].upper()}{words[1:]}:", "\n".join(f"    {line}" for line in lines.splitlines())]
     return [*parts, *_paragraphs(command.epilog)]
 
 

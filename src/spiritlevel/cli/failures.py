@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -50,6 +51,8 @@ def _run(given: list[str]) -> int:
     except SpiritlevelError as error:
         return _fail(error, failure_in_words(error), FAILED, debug)
     except SystemExit as error:
+        if _completing(given):
+            return error.code if isinstance(error.code, int) else DONE
         if isinstance(error.__context__, BrokenPipeError) and standard_output.reader_gone():  # typer's answer to it
             return _hushed()
         return _fail(error, failure_in_words(error), FAILED, debug)
@@ -65,6 +68,12 @@ def _run(given: list[str]) -> int:
         if type(error).__name__ == "Abort":
             return _say("interrupted", WATCH.code)
         return _fail(error, failure_in_words(error), FAILED, debug)
+
+
+def _completing(given: Sequence[str]) -> bool:
+    """Whether a shell asks what could follow, or for its script: typer ends the program itself then."""
+    asked = any(word.startswith(("--install-completion", "--show-completion")) for word in given)
+    return asked or "_SPIRITLEVEL_COMPLETE" in os.environ
 
 
 def failure_in_words(error: BaseException) -> str:

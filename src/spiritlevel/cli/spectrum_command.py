@@ -7,7 +7,9 @@ from typing import Any
 import typer
 
 from spiritlevel.cli.beginning import BEGINNING
+from spiritlevel.cli.completing import complete_operators, complete_strategies
 from spiritlevel.cli.failures import DONE, NOT_OK
+from spiritlevel.cli.groups import COMPUTED, MEASURED, OUTPUT, PRECISELY
 from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
@@ -16,16 +18,56 @@ _OPTIONS = (
         "operator",
         str,
         "hessian",
-        typer.Option(help="hessian, ggn, batch_variance (over batches of --batch-size), a layer or a parameter."),
+        typer.Option(
+            help="hessian, ggn, batch_variance (over batches), a layer or a parameter.",
+            rich_help_panel=MEASURED,
+            metavar="MATRIX",
+            autocompletion=complete_operators,
+        ),
     ),
-    option("probes", int, 8, typer.Option(help="Random probes; --tolerance may ask for more.")),
-    option("steps", int, 80, typer.Option(help="Lanczos steps, a sweep over the data each.")),
-    option("max_probes", int, 64, typer.Option(help="Most probes that --tolerance may take.")),
-    option("strategy", str, "auto", typer.Option(help="auto, looped, batched, forward, compiled: speed and memory.")),
     option(
-        "keep_graphs", bool | None, None, typer.Option(help="Keep all batches' graphs alive; default where they fit.")
+        "probes",
+        int,
+        8,
+        typer.Option(help="Random probes; --tolerance may ask for more.", rich_help_panel=PRECISELY, metavar="N"),
     ),
-    option("figure", str | None, None, typer.Option(help="Draw Ritz values and density to this .png, .pdf or .svg.")),
+    option(
+        "steps",
+        int,
+        80,
+        typer.Option(help="Lanczos steps, a sweep over the data each.", rich_help_panel=PRECISELY, metavar="N"),
+    ),
+    option(
+        "max_probes",
+        int,
+        64,
+        typer.Option(help="Most probes that --tolerance may take.", rich_help_panel=PRECISELY, metavar="N"),
+    ),
+    option(
+        "strategy",
+        str,
+        "auto",
+        typer.Option(
+            help="auto, looped, batched, forward, compiled: speed and memory.",
+            rich_help_panel=COMPUTED,
+            metavar="NAME",
+            autocompletion=complete_strategies,
+        ),
+    ),
+    option(
+        "keep_graphs",
+        bool | None,
+        None,
+        typer.Option(help="Keep all batches' graphs alive; default where they fit.", rich_help_panel=COMPUTED),
+    ),
+    option(
+        "figure",
+        str | None,
+        None,
+        typer.Option(
+            help="Draw Ritz values and density to this .png, .pdf or .svg.", rich_help_panel=OUTPUT, metavar="FILE"
+        ),
+    ),
 )
 
 

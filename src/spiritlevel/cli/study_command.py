@@ -12,18 +12,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spiritlevel.cli.completing import complete_devices, complete_engines, complete_sizes, complete_studies
+from spiritlevel.cli.groups import OUTPUT, PLACE, STUDIES, GroupedCommand
+from spiritlevel.cli.measure_options import HtmlOption
 from spiritlevel.values.errors import UsageError
 
 if TYPE_CHECKING:
     from spiritlevel.lab.studies import Record, Study
     from spiritlevel.lab.studies.running import OnProgress
 
-study = typer.Typer(help="Re-run the papers' studies, claim by claim.", no_args_is_help=True)
+study = typer.Typer(help="Re-run the papers' studies, claim by claim.", no_args_is_help=True, rich_markup_mode=None)
 
-Names = Annotated[list[str] | None, typer.Argument(help="Studies by name or pattern, for instance 'margins-*'.")]
-All = Annotated[bool, typer.Option("--all", help="Every study.")]
-SizeOption = Annotated[str, typer.Option("--size", help="smoke, small, medium or paper.")]
-Out = Annotated[Path, typer.Option("--out", help="The folder that finished runs are kept in.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Studies by name or pattern, for instance 'margins-*'.",
+        rich_help_panel=STUDIES,
+        metavar="NAMES",
+        autocompletion=complete_studies,
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="Every study.", rich_help_panel=STUDIES)]
+SizeOption = Annotated[
+    str,
+    typer.Option(
+        "--size",
+        help="smoke, small, medium or paper.",
+        rich_help_panel=STUDIES,
+        metavar="SIZE",
+        autocompletion=complete_sizes,
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", help="The folder that finished runs are kept in.", rich_help_panel=OUTPUT, metavar="FOLDER"),
+]
 DEFAULT_OUT = Path("spiritlevel-studies")
 
 
@@ -41,19 +64,41 @@ def list_studies() -> list[tuple[str, str, str]]:
     ]
 
 
-@study.command("run")
+@study.command("run", cls=GroupedCommand)
 def run(
     *,
     names: Names = None,
     all_studies: All = False,
     size: SizeOption = "smoke",
     out: Out = DEFAULT_OUT,
-    data_root: Annotated[str | None, typer.Option("--data-root", help="Where the data sets lie.")] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda.")] = "cpu",
-    engine: Annotated[str, typer.Option("--engine", help="here, processes or ray.")] = "here",
-    workers: Annotated[int, typer.Option("--workers", help="Local processes with --engine processes.")] = 2,
-    address: Annotated[str | None, typer.Option("--address", help="A Ray cluster to join.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    data_root: Annotated[
+        str | None,
+        typer.Option("--data-root", help="Where the data sets lie.", rich_help_panel=PLACE, metavar="FOLDER"),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="cpu, cuda.", rich_help_panel=PLACE, metavar="DEVICE", autocompletion=complete_devices
+        ),
+    ] = "cpu",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="here, processes or ray.",
+            rich_help_panel=PLACE,
+            metavar="ENGINE",
+            autocompletion=complete_engines,
+        ),
+    ] = "here",
+    workers: Annotated[
+        int,
+        typer.Option("--workers", help="Local processes with --engine processes.", rich_help_panel=PLACE, metavar="N"),
+    ] = 2,
+    address: Annotated[
+        str | None, typer.Option("--address", help="A Ray cluster to join.", rich_help_panel=PLACE, metavar="ADDRESS")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Compute the missing runs of studies and print their claims; run again after an interruption to go on."""
     from spiritlevel.lab.studies import Place, RunStore, make_record, run_study
@@ -68,13 +113,13 @@ def run(
     _print_claims(records)
 
 
-@study.command("show")
+@study.command("show", cls=GroupedCommand)
 def show(
     names: Names = None,
     all_studies: All = False,
     size: SizeOption = "smoke",
     out: Out = DEFAULT_OUT,
-    html: Annotated[str | None, typer.Option("--html", help="Write one self-contained page to this file.")] = None,
+    html: HtmlOption = None,
 ) -> None:
     """Print the claims of studies as the finished runs decide them; nothing is computed."""
     from spiritlevel.cli.pages import check_page
@@ -93,17 +138,27 @@ def show(
     _print_claims(records)
 
 
-@study.command("export")
+@study.command("export", cls=GroupedCommand)
 def export(
     names: Names = None,
     all_studies: All = False,
     size: SizeOption = "smoke",
     out: Out = DEFAULT_OUT,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write all rows as CSV.")] = None,
-    parquet: Annotated[
-        Path | None, typer.Option("--parquet", help="Write all rows as Parquet (needs pyarrow).")
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write all rows as CSV.", rich_help_panel=OUTPUT, metavar="FILE")
     ] = None,
-    docs: Annotated[Path | None, typer.Option("--docs", help="Write records, figures and the claims table.")] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            "--parquet", help="Write all rows as Parquet (needs pyarrow).", rich_help_panel=OUTPUT, metavar="FILE"
+        ),
+    ] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            "--docs", help="Write records, figures and the claims table.", rich_help_panel=OUTPUT, metavar="FOLDER"
+        ),
+    ] = None,
 ) -> None:
     """Write the rows of finished runs, or the documents made from them."""
     from spiritlevel.lab.studies import RunStore, make_record, studies
