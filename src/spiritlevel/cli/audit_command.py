@@ -52,6 +52,7 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.analyses.planning import plan
     from spiritlevel.cli.outputs import deliver
+    from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.cli.screens import note, show_lines
     from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject
@@ -65,13 +66,15 @@ def run_audit(options: dict[str, Any]) -> int:
     problem = subject.problem(weights)
     if options.get("dry_run"):
         runs = 2 + 2 * len(strengths) + len(alphas)
-        show_lines(plan(problem, list(request.measures), settings=request.flat_settings(), seconds=request.seconds))
+        show_lines(
+            plan(problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds)
+        )
         show_lines(f"This is for one measurement; an audit makes about {runs}, in float64.")
         return DONE
     quiet = bool(options.get("quiet"))
     found = audit(
         problem,
-        measures=list(request.measures),
+        measures=named_measures(request.measures),
         strengths=strengths,
         alphas=alphas,
         settings=request.flat_settings(),

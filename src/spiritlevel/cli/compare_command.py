@@ -125,6 +125,7 @@ def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
+    from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject, targets_of
@@ -149,7 +150,7 @@ def _networks(options: dict[str, Any]) -> Any:
         show_lines(
             plan(
                 next(iter(problems.values())),
-                list(request.measures),
+                named_measures(request.measures),
                 settings=request.flat_settings(),
                 seconds=request.seconds,
             )
@@ -163,7 +164,7 @@ def _networks(options: dict[str, Any]) -> Any:
         test = subject.other_data(test)
     found = compare(
         problems,
-        list(request.measures),
+        named_measures(request.measures),
         test=test,
         settings=request.flat_settings(),
         seed=request.seed or 0,

@@ -30,7 +30,7 @@ class Identity:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         model, request = subject.named.model, subject.request
-        code = list(source_files([request.model or "", request.data or "", request.forward or ""]))
+        code = list(source_files([request.model or "", request.data or "", request.forward or "", *request.measures]))
         shared = {
             "request": as_json(request.record()),
             "versions": {**_imported_versions(code, request.model or ""), **versions()},

@@ -118,7 +118,7 @@ def measure_command(
         typer.Option(
             "--measures",
             "-m",
-            help="Names, globs, or groups: default, cheap, papers, all.",
+            help="Names, globs, groups (default, cheap, papers, all), or FILE.py:name of one of your own.",
             rich_help_panel=MEASURED,
             metavar="NAMES",
             autocompletion=complete_measures,

@@ -16,6 +16,7 @@ from spiritlevel.cli import names
 from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
+from spiritlevel.cli.own_measures import named_measures
 from spiritlevel.cli.pages import check_page
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.screens import console, note, show_lines
@@ -154,7 +155,9 @@ def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    show_lines(plan(problem, list(request.measures), settings=request.flat_settings(), seconds=request.seconds))
+    show_lines(
+        plan(problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds)
+    )
     if networks > 1:
         show_lines(f"This is for each of the {networks} weights files.")
     return DONE

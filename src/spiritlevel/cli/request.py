@@ -57,9 +57,11 @@ class Request:
 
     def _wanted_of(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return lent settings without those of measures not chosen here, or of a tolerance said anew here."""
+        from spiritlevel.cli.own_measures import named_measures
         from spiritlevel.measures.registry import select
 
-        chosen = [measure.name for measure in select(list(self.measures))] if self.measures else list(settings)
+        asked = named_measures(self.measures)
+        chosen = [measure.name for measure in select(asked)] if asked else list(settings)
         dropped = () if self.tolerance is None else ("tolerance",)
         return {
             name: {key: value for key, value in settings[name].items() if key not in dropped}
@@ -103,6 +105,7 @@ def from_config(path: str) -> Request:
 
 def from_report(path: str) -> Request:
     """Return how an earlier report was measured."""
+    from spiritlevel.cli.own_measures import asked_again
     from spiritlevel.inputs.losses import NAMES
     from spiritlevel.results import load_reports
 
@@ -118,7 +121,7 @@ def from_report(path: str) -> Request:
             values.setdefault(name, getattr(head, name))
     if head.loss_name in NAMES:
         values.setdefault("loss", head.loss_name)
-    values["measures"] = list(report)
+    values["measures"] = asked_again(report, request.get("measures") or ())
     values["settings"] = report.settings
     return _from_values(values, f"--like {path}")
 
@@ -133,6 +136,7 @@ def with_loss_of_task(request: Request) -> Request:
 def check_request(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
     from spiritlevel.analyses.measuring import chosen_settings
+    from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.inputs.deadline import Deadline
     from spiritlevel.measures.registry import select
 
@@ -145,7 +149,7 @@ def check_request(request: Request) -> Request:
     if request.seconds is not None:
         Deadline(request.seconds)  # which refuses what is no time
     filled = request.over(Request(loss="cross_entropy", seed=0, mode="eval", measures=("default",)))
-    chosen = select(list(filled.measures))
+    chosen = select(named_measures(filled.measures))
     names = [measure.name for measure in chosen]
     for name in filled.settings:
         if name not in names:

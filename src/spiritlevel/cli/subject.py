@@ -15,6 +15,7 @@ from spiritlevel.cli import names
 from spiritlevel.cli.constructing import Construction
 from spiritlevel.cli.hugging_face import HUGGING_FACE, check_task, load_transformers_weights
 from spiritlevel.cli.outputs import also_read, keep_stdout, refuse_code, refuse_lossy
+from spiritlevel.cli.own_measures import named_measures
 from spiritlevel.cli.request import Request
 from spiritlevel.cli.spoken import results_in_cli_words
 from spiritlevel.cli.tasks import task_named
@@ -111,7 +112,7 @@ class Subject:
         try:
             report = measure(
                 problem,
-                measures=list(request.measures),
+                measures=named_measures(request.measures),
                 settings=request.flat_settings(),
                 seed=request.seed or 0,
                 tolerance=request.tolerance,

@@ -34,6 +34,7 @@ def inputs_of(
         found += [("the network's file", file) for file in _files_of(model.removeprefix("hf:"))]
     found += _named_in(model, "the network's source")
     found += _named_in(request.forward or "", "the source of --forward")
+    found += [each for name in request.measures for each in _named_in(name, "the source of --measures")]
     for name in (request.data, test):
         found += _named_in(name or "", "the data's source")
         if name and (name.lower().endswith(".npz") or is_text_file(name)):
