@@ -40,6 +40,22 @@ StepHook = Callable[[int, nn.Module, torch.Tensor], None]
 
 def run_demonstration(folder: str, *, steps: int, seed: int, quiet: bool) -> int:
     """Train, compare, print the two networks side by side, and keep checkpoints, reports and the page in the folder."""
+    with _one_thread():
+        return _demonstrate(folder, steps=steps, seed=seed, quiet=quiet)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: for networks so small others only wait for each other, the more the busier the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _demonstrate(folder: str, *, steps: int, seed: int, quiet: bool) -> int:
     if steps < 1:
         raise UsageError(f"--steps must be at least 1, not {steps}")
     place = Path(folder)
