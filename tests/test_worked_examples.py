@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING and README is run as it stands there."""
+"""The code in CONTRIBUTING, and the block that shows all of Python's, is run as it stands there."""
 
 from __future__ import annotations
 
@@ -314,11 +314,12 @@ def test_the_section_stands_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(each.name == "neurons" for each in builder.page_of(page.of_reports(without)).sections)
 
 
-# --- README --------------------------------------------------------------------------------------------------------
+# --- what Python has, at a glance ----------------------------------------------------------------------------------
 
 
-def test_the_python_block_of_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+def test_the_block_that_shows_all_of_python_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "at-a-glance.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.M)
     monkeypatch.chdir(tmp_path)
     model, (x, y) = trained.trained_mlp()
     other = copy.deepcopy(model)
@@ -326,5 +327,5 @@ def test_the_python_block_of_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
         other[4].weight.mul_(1.5)
     size = sum(parameter.numel() for parameter in model.parameters())
     names = {"model": model, "x": x, "y": y, "other": sl.Problem(other, (x, y)), "v": torch.ones(size).double()}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "at-a-glance.md", "exec"), names)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
