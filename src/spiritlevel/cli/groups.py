@@ -41,7 +41,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(rows)
                 example = GROUP_EXAMPLES.get(self.name or "", {}).get(group)
                 if example:
-                    formatter.write_text(f"Example: {example}")
+                    _write_line(formatter, f"Example: {example}")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the command's examples, each in lines as they can be copied."""
@@ -49,9 +49,8 @@ class GroupedCommand(TyperCommand):
         if examples:
             with formatter.section("Examples"):
                 for words, command in examples:
-                    formatter.write(f"{'':{formatter.current_indent}}# {words}\n")
-                    for line in command.splitlines():
-                        formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+                    for line in (f"# {words}", *command.splitlines()):
+                        _write_line(formatter, line)
         super().format_epilog(ctx, formatter)
 
 
@@ -69,6 +68,11 @@ def grouped(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]
         if group in rows:
             yield group, rows.pop(group)
     yield from rows.items()
+
+
+def _write_line(formatter: Any, line: str) -> None:
+    """Write a line as it stands: what is to be copied is not wrapped."""
+    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
 def _path(ctx: Any) -> str:
