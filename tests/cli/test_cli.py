@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import spiritlevel
+from spiritlevel.cli.demonstration import _one_thread
 from spiritlevel.lab import nets
 from spiritlevel.results import Report, load_reports
 from spiritlevel.results.wording import UNTRAINED
@@ -287,6 +288,17 @@ def test_doctor_finds_this_machine_sound(run: Run) -> None:
     assert torch.__version__.partition("+")[0] in ran.out
     assert ran.out.count("ok\n") >= 16
     assert "TOO LARGE" not in ran.out
+
+
+def test_the_demo_gives_the_threads_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        with _one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_demo_trains_measures_and_saves(run: Run, here: Path) -> None:

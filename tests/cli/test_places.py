@@ -60,6 +60,7 @@ def test_a_misspelt_name_is_found_and_every_file_that_has_it(project: Path) -> N
     ("words", "meant"),
     [
         (("MyNet", "--data", "mine:pair"), "my_project.py:MyNet"),
+        (("no_such_module:MyNet", "--data", "mine:pair"), "my_project.py:MyNet"),
         (("mine:Net", "--data", "train_data"), "my_project.py:train_data"),
         (("mine:Net", "--data", "mine:pair", "--forward", "build_my_net"), "my_project.py:build_my_net"),
     ],

@@ -194,6 +194,11 @@ def test_every_result_has_a_figure_and_a_page(made: Shown, tmp_path: Path) -> No
     assert "<h1" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_a_report_without_layers_has_nothing_to_draw() -> None:
+    with pytest.raises(UsageError, match="these results have no figure; measure what has values by layer or sample"):
+        made_report(layers=False).figure()
+
+
 def test_a_spectrum_still_writes_an_image_where_a_file_is_named(tmp_path: Path) -> None:
     made_spectrum().figure(tmp_path / "spectrum.png")
     assert (tmp_path / "spectrum.png").read_bytes().startswith(b"\x89PNG")

@@ -134,7 +134,7 @@ def find_object(text: str) -> Any:
     if head.endswith(".py"):
         module = _import_file(Path(head))
     else:
-        module = _import_module(head)
+        module = _import_module(head, name)
         _refuse_other_module(module, head, name)
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
@@ -165,7 +165,7 @@ def find_forward(text: str) -> Callable[[nn.Module, Any], Any]:
     return forward
 
 
-def _import_module(name: str) -> ModuleType:
+def _import_module(name: str, attribute: str) -> ModuleType:
     _make_importable(os.getcwd())
     try:
         return importlib.import_module(name)
@@ -173,7 +173,7 @@ def _import_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(
                 f"there is no module {name!r} in the current directory or among the installed packages; name the "
-                "file, as path/file.py:name"
+                f"file, as path/file.py:name{place_hint(attribute)}"
             ) from error
         raise _broken(name, error) from error
     except KeyboardInterrupt:

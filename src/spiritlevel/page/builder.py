@@ -107,11 +107,14 @@ def figures(content: PageContent) -> dict[str, Figure]:
 def figure(content: PageContent, name: str) -> Any:
     """Return one figure, by default the first, as an Altair chart, which notebooks show and ``chart.save`` writes."""
     found = figures(content)
-    chosen = name or next(iter(found), "")
+    if not found:
+        raise UsageError(
+            "these results have no figure; measure what has values by layer or sample, such as hessian_trace"
+        )
+    chosen = name or next(iter(found))
     if chosen not in found:
-        known = ", ".join(found) or "none"
-        wanted = f"figure {name!r}{near_names(name, found)}" if name else "figure of these results"
-        raise UsageError(f"there is no {wanted}; these results have: {known}")
+        known = ", ".join(found)
+        raise UsageError(f"there is no figure {name!r}{near_names(name, found)}; these results have: {known}")
     return found[chosen].chart(LIGHT)
 
 
