@@ -174,19 +174,20 @@ def test_a_measure_falsely_declared_invariant_is_a_contradiction() -> None:
     assert sl.audit(mlp(), [planted(())], strengths=("usual",), alphas=()).contradictions == []
 
 
-def test_float32_networks_are_audited_on_a_float64_copy_that_is_said() -> None:
+def test_float32_networks_are_audited_on_a_float64_copy_where_asked_for_and_it_is_said() -> None:
     given = mlp()
     x, y = next(given.source.read())
     model = given.model.float()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     problem = opened(model, (x.float(), y))
-    audit = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=("extreme",), alphas=())
+    audit = sl.audit(problem, ["hessian_trace", "rho_sum"], strengths=("extreme",), alphas=(), dtype="float64")
     assert audit.base.header.dtype == "float64"
     assert "Audited on a float64 copy of the float32 network." in str(audit)
     assert audit.verdict("rho_sum", "neuron_rescaling") == "invariant"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    own = sl.audit(problem, ["rho_sum"], strengths=("usual",), alphas=(), dtype=None)
+    own = sl.audit(problem, ["rho_sum"], strengths=("usual",), alphas=())
     assert own.base.header.dtype == "float32"
+    assert "copy" not in str(own)
     assert own.verdict("rho_sum", "neuron_rescaling") == "invariant"
 
 
@@ -214,7 +215,8 @@ def sweep_of(wrong: int) -> Audit:
     problem = confident(given.model, next(given.source.read())[0], wrong)
     grid = (1e4, 1e5)
     settings = {"hessian_frobenius": {"k": 400, "probes": 2}}
-    return sl.audit(problem, ["hessian_trace"], strengths=("usual",), alphas=grid, settings=settings)
+    chosen = ["hessian_trace", "hessian_frobenius"]
+    return sl.audit(problem, chosen, strengths=("usual",), alphas=grid, settings=settings)
 
 
 def test_scaled_outputs_flatten_the_hessian_only_where_every_point_is_right() -> None:

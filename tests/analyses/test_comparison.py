@@ -42,7 +42,7 @@ def problems(digits: tuple[torch.Tensor, torch.Tensor]) -> dict[str, sl.Problem]
 @pytest.fixture(scope="module")
 def comparison(problems: dict[str, sl.Problem]) -> Comparison:
     test = datasets.load("digits", "test")
-    return sl.compare(problems, MEASURES, test=(test.x, test.y))
+    return sl.compare(problems, MEASURES, test=(test.x, test.y), dtype="float64")
 
 
 def test_every_measure_names_the_network_its_values_say(comparison: Comparison) -> None:

@@ -15,6 +15,10 @@ import torch
 import spiritlevel as sl
 from spiritlevel import page
 from spiritlevel.analyses.contrasting import contrasts_of
+from spiritlevel.analyses.measure_settings import chosen_settings
+from spiritlevel.analyses.measuring import measured
+from spiritlevel.analyses.sample_groups import measured_by_group, on_samples
+from spiritlevel.measures.registry import select
 from spiritlevel.page import builder
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison
@@ -23,6 +27,7 @@ from spiritlevel.results.terminal import as_text
 from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.statistics import NORMAL_95, Interval, normal_reach
 from tests.analyses.made_reports import made
+from tests.helpers import opened
 
 NAME = "hessian_trace"
 
@@ -232,3 +237,30 @@ def test_words_show_as_many_digits_as_the_verdict_takes() -> None:
     assert words(1.02, 1.0004, 1.04) == "1.0200 (1.0004 to 1.0400)"
     assert words(1.00004, 1.00004, 1.00004) == "1.00004"
     assert words(1.0, 1.0, 1.0) == "1.00"
+
+
+def test_an_eigenvalue_s_error_over_samples_is_that_of_its_first_order() -> None:
+    """Of other draws of the data λ₁ lies about so far away; groups' own largest eigenvalues would say much less."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3)).double()
+    size, draws = 200, 24
+    scale = torch.exp(torch.randn(size * draws, 1))  # some samples count for much more than others
+    x, y = torch.randn(size * draws, 12).double() * scale, torch.randint(0, 3, (size * draws,))
+    chosen = select("hessian_top_eigenvalue")
+    values, errors, naive = [], [], []
+    for first in range(0, size * draws, size):
+        problem = opened(model, (x[first : first + size], y[first : first + size]))
+        report, bench = measured(problem, chosen, settings={}, seed=0, tolerance=None)
+        values.append(report["hessian_top_eigenvalue"].value)
+        settings = chosen_settings(chosen, {})
+        by_group = measured_by_group({"a": problem}, chosen, 10, settings=settings, known={"a": bench}, seed=first)
+        tops = np.array([each["hessian_top_eigenvalue"].value for each in by_group["a"]])
+        assert tops.mean() == pytest.approx(values[-1], rel=1e-6)  # vᵀHv, group by group
+        errors.append(tops.std(ddof=1) / 10**0.5 / values[-1])
+        if first < 6 * size:
+            mask = torch.arange(size) % 10
+            own = np.log([float(sl.eigenvalues(on_samples(problem, mask == g), 1).values[0]) for g in range(10)])
+            naive.append(own.std(ddof=1) / 10**0.5)
+    spread = np.log(values).std(ddof=1)
+    assert 0.6 * spread < np.mean(errors) < 1.5 * spread
+    assert np.mean(naive) < 0.8 * np.mean(errors)

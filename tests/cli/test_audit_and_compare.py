@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from spiritlevel.analyses.auditing import ALPHAS, STRENGTHS, work_of_audit
+from spiritlevel.analyses.comparison import work_of_comparison
 from spiritlevel.cli import main
+from spiritlevel.inputs import steps
 from spiritlevel.lab import datasets, nets, training
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.compared import Comparison
@@ -115,7 +118,7 @@ def test_audit_prints_verdicts_and_saves_them(folder: Path, tmp_path: Path, caps
     options = [*COMMON, *FEW, "--strengths", "usual", "--alphas", "10", "--json", str(target), "--strict"]
     assert main(["audit", "digits_mlp", str(folder / "small.pt"), *options]) == 0
     shown = capsys.readouterr().out
-    assert "Audited on a float64 copy of the float32 network." in shown
+    assert "eval mode · float32" in shown
     assert "digits_mlp with" in shown
     audit = Audit.load(target)
     assert audit.verdict("hessian_trace", "layer_rescaling") == "changes"
@@ -140,6 +143,29 @@ def test_a_contradiction_is_loud_and_strict_exits_with_3(folder: Path, capsys: p
 def test_dry_runs_print_the_cost_and_measure_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(folder / f"{name}.pt") for name in ("small", "large")]
     assert main(["compare", "digits_mlp", *files, *COMMON, *FEW, "--dry-run"]) == 0
-    assert "for each of the 2 networks" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    work = work_of_comparison(2, 3)
+    assert f"A comparison of 2 networks comes to about {work:.0f} such measurements: about" in said
     assert main(["audit", "digits_mlp", files[0], *COMMON, *FEW, "--dry-run"]) == 0
-    assert "an audit makes about" in capsys.readouterr().out
+    work = work_of_audit(len(STRENGTHS), len(ALPHAS))
+    assert f"An audit comes to about {work:.0f} such measurements: about" in capsys.readouterr().out
+    assert main(["audit", "digits_mlp", files[0], *COMMON, *FEW, "--dry-run", "--seconds", "0.001"]) == 0
+    assert "about under a second" in capsys.readouterr().out
+
+
+def test_an_audit_tells_its_steps_and_the_time_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LINE_SECONDS", 0.0)
+    files = [str(folder / f"{name}.pt") for name in ("small", "large")]
+    told_of = [word for word in (*COMMON, *FEW) if word != "--quiet"]
+    assert main(["audit", "digits_mlp", files[0], *told_of]) == 0
+    told = capsys.readouterr().err
+    for step in ("measuring the network", "scaling the outputs by 3", "trying rescaling layers usual", "s left"):
+        assert step in told
+    assert main(["compare", "digits_mlp", *files, *told_of]) == 0
+    told = capsys.readouterr().err
+    for step in ("measuring small", "measuring groups of samples", "trying rescalings", "comparing by Hessian trace"):
+        assert step in told
+    assert main(["audit", "digits_mlp", files[0], *COMMON, *FEW]) == 0
+    assert "measuring" not in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import spiritlevel as sl
-from spiritlevel.analyses.measuring import chosen_settings, run_measure
+from spiritlevel.analyses.measure_settings import chosen_settings
+from spiritlevel.analyses.measuring import run_measure
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import SYMMETRIES, Measure
 from spiritlevel.measures.reference import Dense

@@ -1,7 +1,7 @@
 """The invariance audit: every measure before and after each symmetry found, and what that says about the measure.
 
-Verdicts come from measuring alone.  What a measure declares about itself is compared with them afterwards, and a
-declared invariance that a measured change contradicts is reported.
+Verdicts come from values alone (``changed_copies``).  What a measure declares about itself is compared with them
+afterwards, and a declared invariance that a change contradicts is reported.
 """
 
 from __future__ import annotations
@@ -13,37 +13,42 @@ from typing import Any
 import torch
 from torch import nn
 
+from spiritlevel.analyses.changed_copies import SHARED, ChangedCopies, judge_trial
+from spiritlevel.analyses.changed_workbench import Rescaler
 from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.equivalents import Equivalents
-from spiritlevel.analyses.measuring import Measures, MeasureSettings, as_problem, chosen_settings, measure
+from spiritlevel.analyses.measure_settings import MeasureSettings, chosen_settings
+from spiritlevel.analyses.measuring import Measures, as_problem, estimates_of, measured
+from spiritlevel.analyses.running import run_measure
 from spiritlevel.analyses.trials import TRIALS, Change, rescalings
 from spiritlevel.inputs.deadline import Deadline, deadline_of
-from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
+from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.opening import as_torch_dtype
+from spiritlevel.inputs.steps import told_steps
+from spiritlevel.inputs.survey import Survey
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import MEASURES, select
-from spiritlevel.results import Report
+from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.verdicts import Decision, Sweep, Trial, Verdict
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate
+from spiritlevel.values.symmetries import SYMMETRY_WORDS
 
 # Ranges from which factors are drawn; the middle one is that of Petzka et al. 2019.
 STRENGTHS: dict[str, tuple[float, float]] = {"mild": (1.25, 2.0), "usual": (5.0, 25.0), "extreme": (100.0, 1000.0)}
-ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
+ALPHAS = (0.1, 1.0, 3.0, 10.0, 100.0)
 # What the sweep over T_α shows whatever was chosen (Lengyel et al. 2021, Corollary 5.2).
-SWEPT = ("hessian_trace", "hessian_top_eigenvalue", "hessian_frobenius", "output_margin", "softmax_margin")
+SWEPT = ("hessian_trace", "hessian_top_eigenvalue", "output_margin", "softmax_margin")
+COARSE = 0.02  # of eigenvalues that are shown
+ALSO = frozenset({"diagonal"})  # of the blocks: what rescaled networks' values follow from
 ONE_NEURON = (1.0, 10.0, 100.0, 1000.0)
 
-# Relative change that rounding explains where a value is exact.
-ROUNDING = {torch.float32: 2e-3, torch.float64: 1e-7}
-SIGMAS = 5.0  # standard errors come from as few as eight draws, whose own spread is large
-# "Invariant" needs an error small enough to have seen a change: larger than this share of the value it is undecided.
-RESOLUTION = 0.01
 # Measurements of an audit: of the network itself, permuted, and one neuron rescaled; and for each range of factors.
 RUNS_AT_LEAST, RUNS_A_STRENGTH = 2 + len(ONE_NEURON), 2
-# A bound found by a search, or an infimum over samples, may miss its own optimum by about this share.
-BOUND_SHARE = 0.1
+
+# About how much of the first measurement's work the others are, for progress and plans.
+A_TRIAL, AN_ALPHA = 0.2, 0.6
 
 Strengths = Mapping[str, tuple[float, float]] | Sequence[str] | None
 
@@ -59,15 +64,16 @@ def audit(
     settings: MeasureSettings | None = None,
     seed: int = 0,
     tolerance: float | None = None,
-    dtype: str | torch.dtype | None = "float64",
+    dtype: str | torch.dtype | None = None,
     seconds: float | Deadline | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Audit:
     """Measure before and after every symmetry found in the network: which numbers would change, and by how much.
 
-    Verdicts come from measuring alone, on a float64 copy unless ``dtype=None``, so that what rounding changes is not
-    taken for what the symmetry changes.
+    What a rescaling or a new order of units makes of sums over the Hessian's diagonal, of quadratic forms and of
+    eigenvalues follows from the network's own, exactly; that it does is checked on each changed copy by a product with
+    its own Hessian. Everything else, scaled outputs among it, is measured on the copies.
 
     Parameters
     ----------
@@ -89,7 +95,7 @@ def audit(
     tolerance : float
         As for `measure`.
     dtype : str or torch.dtype
-        "float64", "float32", or None for the network's own.
+        Precision of the network that is audited: "float64" or "float32" for a copy, None for the network itself.
     seconds : float
         Shared by all measurements: what there was no time to try is among what was refused, and what is not known well
         enough is undecided.
@@ -132,17 +138,43 @@ def audit(
     given.deadline = deadline or given.deadline
     equivalents = Equivalents(given, copy_dtype(dtype))
     measurements = RUNS_AT_LEAST + RUNS_A_STRENGTH * len(ranges) + len(alphas)
-    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, progress, measurements)
-    base = run.report(equivalents.problem)
-    sweep = _sweep(run, sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
-    trials = [
-        *(trial for changes in TRIALS for trial in _tried(run, base, changes(equivalents, ranges, seed))),
-        *_output_scaling(run, base, sweep),
-    ]
+    with told_steps(progress, work_of_audit(len(ranges), len(alphas))) as steps:
+        equivalents.problem.progress = steps.hook if progress else None
+        steps.begin("measuring the network", 1.0)
+        base, bench = measured(
+            equivalents.problem,
+            chosen,
+            settings=settings or {},
+            seed=seed,
+            tolerance=tolerance,
+            seconds=None if given.deadline is None else given.deadline.elsewhere(1 / measurements),
+            also=ALSO,
+        )
+        rescaler = Rescaler(equivalents, bench)
+        copies = ChangedCopies(
+            rescaler,
+            base,
+            settings or {},
+            seed=seed,
+            tolerance=tolerance,
+            coarse=COARSE,
+            left=measurements - 1,
+            steps=steps,
+        )
+        run = _AuditRun(copies, chosen)
+        try:
+            sweep = run.sweep(sorted({*map(float, alphas), 1.0}), SWEPT) if alphas else None
+            trials = [trial for changes in TRIALS for trial in run.tried(changes(equivalents, ranges, seed))]
+            trials.sort(key=lambda trial: [*ranges, trial.strength].index(trial.strength))
+            trials += run.output_scaling(sweep)
+            one_neuron = run.one_neuron()
+        finally:
+            rescaler.release()
+            equivalents.problem.progress = None
     return Audit(
         verdicts=_verdicts(chosen, trials),
         sweep=sweep,
-        one_neuron=_one_neuron(run),
+        one_neuron=one_neuron,
         found=[str(each) for each in equivalents.found],
         left_alone=[f"{where}: {reason}" for where, reason in equivalents.found.left_alone],
         untraced=equivalents.found.reason,
@@ -153,24 +185,20 @@ def audit(
     )
 
 
+def work_of_audit(strengths: int, alphas: int) -> float:
+    """Return about how many measurements of the network an audit comes to, where values follow."""
+    return 1 + A_TRIAL * (1 + RUNS_A_STRENGTH * strengths) + AN_ALPHA * alphas
+
+
 def examine(
-    equivalents: Equivalents,
-    base: Report,
-    chosen: list[Measure],
-    *,
-    strengths: Strengths = ("usual",),
-    alpha: float = 2.0,
-    settings: MeasureSettings | None = None,
-    seed: int = 0,
-    tolerance: float | None = None,
+    copies: ChangedCopies, chosen: list[Measure], *, strengths: Strengths = ("usual",), alpha: float = 2.0
 ) -> tuple[dict[str, dict[str, Verdict]], dict[str, str]]:
     """Return an audit's verdicts alone, and what was refused: rescalings and one scale of the outputs."""
-    ranges = chosen_strengths(strengths)
-    measurements = RUNS_A_STRENGTH * len(ranges) + 1
-    run = _AuditRun(equivalents, chosen, settings or {}, seed, tolerance, False, measurements)
-    sweep = _sweep(run, [float(alpha)])
-    changes = rescalings(equivalents, ranges, seed)
-    trials = [*_tried(run, base, changes), *_output_scaling(run, base, sweep)]
+    run = _AuditRun(copies, chosen)
+    trials = [
+        *run.tried(rescalings(copies.equivalents, chosen_strengths(strengths), copies.seed)),
+        *run.output_scaling(run.sweep([float(alpha)])),
+    ]
     return _verdicts(chosen, trials), dict(run.refused)
 
 
@@ -205,89 +233,6 @@ def copy_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return as_torch_dtype(dtype, "'float64', 'float32' or None for the network's own")
 
 
-class _AuditRun:
-    """What every measurement of one audit has in common."""
-
-    def __init__(
-        self,
-        equivalents: Equivalents,
-        chosen: list[Measure],
-        settings: MeasureSettings,
-        seed: int,
-        tolerance: float | None,
-        progress: bool,
-        measurements: int,
-    ) -> None:
-        self.equivalents = equivalents
-        self.left = measurements  # still to come, among which the time is divided
-        self.chosen = chosen
-        self.settings = settings
-        self.seed = seed
-        self.tolerance = tolerance
-        self.progress = progress
-        self.refused: dict[str, str] = {}  # why a symmetry could not be applied
-
-    def report(self, problem: OpenProblem, chosen: list[Measure] | None = None) -> Report:
-        measured = chosen or self.chosen
-        names = {own.name for own in measured}
-        deadline = self.equivalents.problem.deadline
-        if deadline is not None:
-            self.left = max(self.left - 1, 0)
-            deadline = deadline.elsewhere(1 / (self.left + 1))
-        return measure(
-            problem,
-            measures=measured,
-            settings={key: value for key, value in self.settings.items() if key.partition(".")[0] in names},
-            seed=self.seed,
-            tolerance=self.tolerance,
-            seconds=deadline,
-            progress=self.progress,
-        )
-
-
-def _tried(run: _AuditRun, base: Report, changes: Iterable[Change]) -> Iterator[Trial]:
-    """Measure on the changed networks; a refusal of a change is kept with its reason."""
-    dtype = run.equivalents.problem.dtype
-    for symmetry, strength, change in changes:
-        try:
-            after = run.report(change())
-        except SpiritlevelError as error:
-            run.refused[f"{symmetry} {strength}".strip()] = str(error)
-            continue
-        for own in run.chosen:
-            yield judge_trial(own.name, symmetry, strength, base[own.name], after[own.name], dtype)
-
-
-def judge_trial(
-    name: str, symmetry: str, strength: str, before: Estimate, after: Estimate, dtype: torch.dtype = torch.float64
-) -> Trial:
-    """Decide from two measurements whether the value changed: by more than errors, certificates and rounding allow."""
-    for estimate, when in ((before, "before"), (after, "after")):
-        if estimate.status not in ("ok", "budget_spent"):
-            return Trial(name, symmetry, strength, before, after, "not measured", f"{when}: {estimate.reason}")
-    size = max(abs(before.value), abs(after.value))
-    error = uncertainty(before, after)
-    change = abs(after.value - before.value)
-    verdict: Decision
-    if change > error + ROUNDING.get(dtype, 2e-3) * size:
-        verdict = "changes"
-    elif error <= RESOLUTION * size:
-        verdict = "invariant"
-    else:
-        verdict = "undecided"
-    return Trial(name, symmetry, strength, before, after, verdict)
-
-
-def uncertainty(first: Estimate, second: Estimate) -> float:
-    """Return how far two estimates may differ by their errors, certificates and searches alone."""
-    error = SIGMAS * math.hypot(first.stderr, second.stderr)
-    error += sum((e.interval[1] - e.interval[0]) / 2 for e in (first, second) if e.interval is not None)
-    # A search for a bound stops somewhere: two searches may differ although the quantities do not.
-    if any(e.how in ("lower_bound", "upper_bound") for e in (first, second)):
-        error += BOUND_SHARE * max(abs(first.value), abs(second.value))
-    return error
-
-
 def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
     """Gather the trials of one measure under one symmetry: one change is enough, invariance needs all of them."""
     usable = [trial for trial in trials if trial.verdict != "not measured"]
@@ -304,59 +249,115 @@ def conclude(own: Measure, symmetry: str, trials: list[Trial]) -> Verdict:
     return Verdict(own.name, symmetry, verdict, own.invariances.get(symmetry), tuple(trials))
 
 
-def _sweep(run: _AuditRun, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
-    """Measure along T_α: the chosen measures, and those named ``beside`` them."""
-    if not run.equivalents.found.of_kind("output_scale") and run.equivalents.found.analysis is not None:
-        run.refused["output_scaling"] = "no layer with a free scale produces the outputs"
-        return None
-    names = {name: MEASURES[name] for name in beside} | {own.name: own for own in run.chosen}
-    reports: dict[float, Report] = {}
-    for alpha in alphas:
-        try:
-            reports[alpha] = run.report(run.equivalents.outputs_scaled(alpha), list(names.values()))
-        except SpiritlevelError as error:
-            run.refused[f"output_scaling α={alpha:g}"] = str(error)
-    if not reports:
-        return None
-    titles = {name: own.title for name, own in names.items()}
-    values = {name: [report[name] for report in reports.values()] for name in names}
-    accuracies = [report.accuracy for report in reports.values()]
-    return Sweep(list(reports), values, titles, [report.loss for report in reports.values()], accuracies)
+class _AuditRun:
+    """The trials of one audit, and what could not be tried."""
 
+    def __init__(self, copies: ChangedCopies, chosen: list[Measure]) -> None:
+        self.copies, self.chosen = copies, chosen
+        self.refused: dict[str, str] = {}  # why a symmetry could not be applied
 
-def _output_scaling(run: _AuditRun, base: Report, sweep: Sweep | None) -> list[Trial]:
-    if sweep is None:
-        return []
-    return [
-        judge_trial(own.name, "output_scaling", f"α={alpha:g}", base[own.name], estimate, run.equivalents.problem.dtype)
-        for own in run.chosen
-        for alpha, estimate in zip(sweep.alphas, sweep.values[own.name])
-        if alpha != 1
-    ]
+    def tried(self, changes: Iterable[Change]) -> Iterator[Trial]:
+        """Try the changes; what takes passes of its own is not tried again under a symmetry that changes it."""
+        decided: set[tuple[str, str]] = set()
+        for change in changes:
+            self.copies.steps.begin(f"trying {SYMMETRY_WORDS[change.symmetry]} {change.strength}".rstrip(), A_TRIAL)
+            open_ones = [own for own in self.chosen if (own.name, change.symmetry) not in decided]
+            try:
+                trials = self.copies.tried(change, open_ones)
+            except SpiritlevelError as error:
+                self.refused[f"{change.symmetry} {change.strength}".strip()] = str(error)
+                continue
+            costly = {own.name for own in self.chosen if not SHARED.issuperset(own.needs)}
+            decided |= {(t.measure, t.symmetry) for t in trials if t.verdict == "changes" and t.measure in costly}
+            yield from trials
 
+    def sweep(self, alphas: Sequence[float], beside: Sequence[str] = ()) -> Sweep | None:
+        """Measure along T_α: the chosen measures, and those named ``beside`` them."""
+        found = self.copies.equivalents.found
+        if not found.of_kind("output_scale") and found.analysis is not None:
+            self.refused["output_scaling"] = "no layer with a free scale produces the outputs"
+            return None
+        names = {name: MEASURES[name] for name in beside} | {own.name: own for own in self.chosen}
+        measures = list(names.values())
+        along: dict[float, tuple[dict[str, Estimate], Survey]] = {}
+        # Away from 1 on either side, so that every search begins where the one before it ended.
+        for side in (sorted(a for a in alphas if a >= 1), sorted((a for a in alphas if a < 1), reverse=True)):
+            bench = self.copies.rescaler.bench
+            for alpha in side:
+                self.copies.steps.begin(f"scaling the outputs by {alpha:g}", 0.0 if alpha == 1 else AN_ALPHA)
+                try:
+                    if alpha == 1:
+                        values = self._at_one(measures)
+                    else:
+                        problem, start = self.copies.equivalents.outputs_scaled(alpha), bench.top_vectors
+                        values, bench = self.copies.measured(
+                            problem, measures, self.copies.settings_for(measures), start
+                        )
+                except SpiritlevelError as error:
+                    self.refused[f"output_scaling α={alpha:g}"] = str(error)
+                    continue
+                along[alpha] = values, bench.problem.survey
+        if not along:
+            return None
+        kept = [alpha for alpha in alphas if alpha in along]
+        return Sweep(
+            kept,
+            {name: [along[alpha][0][name] for alpha in kept] for name in names},
+            {name: own.title for name, own in names.items()},
+            [along[alpha][1].loss for alpha in kept],
+            [along[alpha][1].accuracy for alpha in kept],
+        )
 
-def _one_neuron(run: _AuditRun) -> dict[str, dict[str, list[float]]]:
-    """Follow the sizes of the two matrices around one neuron while it is rescaled further and further.
+    def _at_one(self, measures: list[Measure]) -> dict[str, Estimate]:
+        """Return the values of the network itself, of which those that were not asked for are measured now."""
+        copies = self.copies
+        known = {own.name: copies.base[own.name] for own in measures if own.name in copies.base}
+        more = [own for own in measures if own.name not in known]
+        return known | estimates_of(copies.rescaler.bench, more, copies.settings_for(more))
 
-    A row of the first shrinks and a column of the second grows (Tsuzuku et al. 2019, section 5.1): norms follow the
-    factor and the stable rank of the second goes to 1, though the function stays as it is.
-    """
-    equivalents = run.equivalents
-    groups = equivalents.found.of_kind("neurons")
-    if not groups:
-        return {}
-    group = groups[0]
-    rows: dict[str, dict[str, list[float]]] = {}
-    for factor in ONE_NEURON:
-        scales = torch.ones(group.factors, dtype=torch.float64)
-        scales[0] = 1 / factor
-        try:
-            report = run.report(equivalents.neurons_rescaled(factors={group.name: scales}), [MEASURES["weight_norm"]])
-        except SpiritlevelError as error:
-            run.refused[f"one neuron ×{factor:g}"] = str(error)
-            continue
-        for quantity in ("frobenius", "spectral_norm", "stable_rank"):
-            for layer, estimate in report.per_layer.get(quantity, {}).items():
-                rows.setdefault(layer, {}).setdefault(quantity, []).append(estimate.value)
-        rows.setdefault("", {}).setdefault("factor", []).append(factor)
-    return rows
+    def output_scaling(self, sweep: Sweep | None) -> list[Trial]:
+        """Judge what the sweep saw of the chosen measures; what it leaves open is measured closely."""
+        if sweep is None:
+            return []
+        copies = self.copies
+        dtype = copies.equivalents.problem.dtype
+        found: list[Trial] = []
+        for own in self.chosen:
+            for alpha, value in zip(sweep.alphas, sweep.values[own.name]):
+                if alpha == 1:
+                    continue
+                trial = judge_trial(own.name, "output_scaling", f"α={alpha:g}", copies.base[own.name], value, dtype)
+                if trial.verdict == "undecided" and copies.coarse(own):
+                    problem = copies.equivalents.outputs_scaled(alpha)
+                    close = copies.measured(problem, [own], copies.settings_for([own], closely=True))[0][own.name]
+                    trial = judge_trial(own.name, trial.symmetry, trial.strength, trial.before, close, dtype)
+                found.append(trial)
+        return found
+
+    def one_neuron(self) -> dict[str, dict[str, list[float]]]:
+        """Follow the sizes of the two matrices around one neuron while it is rescaled further and further.
+
+        A row of the first shrinks and a column of the second grows (Tsuzuku et al. 2019, section 5.1): norms follow the
+        factor and the stable rank of the second goes to 1, though the function stays as it is.
+        """
+        equivalents = self.copies.equivalents
+        groups = equivalents.found.of_kind("neurons")
+        if not groups:
+            return {}
+        group = groups[0]
+        self.copies.steps.begin("rescaling one neuron", 0.0)
+        rows: dict[str, dict[str, list[float]]] = {}
+        for factor in ONE_NEURON:
+            scales = torch.ones(group.factors, dtype=torch.float64)
+            scales[0] = 1 / factor
+            try:
+                problem = equivalents.neurons_rescaled(factors={group.name: scales})
+            except SpiritlevelError as error:
+                self.refused[f"one neuron ×{factor:g}"] = str(error)
+                continue
+            sizes = run_measure(MEASURES["weight_norm"], Workbench(problem, seed=self.copies.seed), {}).layers
+            for quantity in ("frobenius", "spectral_norm", "stable_rank"):
+                for layer, estimate in sizes.get(quantity, {}).items():
+                    rows.setdefault(layer, {}).setdefault(quantity, []).append(estimate.value)
+            rows.setdefault("", {}).setdefault("factor", []).append(factor)
+        return rows

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.analyses.agreement import agreement, margins_of
 from spiritlevel.analyses.answering import answer_of_many
-from spiritlevel.analyses.auditing import Strengths
+from spiritlevel.analyses.auditing import ALSO, Strengths
+from spiritlevel.analyses.changed_copies import of_measures
 from spiritlevel.analyses.comparable import Networks, declared_for, labelled, refuse_different, refuse_different_data
 from spiritlevel.analyses.contrasting import contrasts_of
 from spiritlevel.analyses.costing import costed
-from spiritlevel.analyses.holding import Check, declared_holding
-from spiritlevel.analyses.measuring import Measures, MeasureSettings, chosen_settings, measure, per_sample
+from spiritlevel.analyses.holding import Check, declared_holding, keep_what_fits
+from spiritlevel.analyses.measure_settings import MeasureSettings, chosen_settings, toleranced_settings
+from spiritlevel.analyses.measuring import Measures, measured
 from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.analyses.where_they_stand import by_standing, off_minimum, untold, untrained
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
+from spiritlevel.inputs.steps import Steps, told_steps
 from spiritlevel.measures.declaration import Measure
-from spiritlevel.measures.over_samples import Distribution
 from spiritlevel.measures.registry import select, words_of
+from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison
 from spiritlevel.results.contrasts import Contrast, largest_of
-from spiritlevel.results.rows import ComparisonRow, Holding, Margins
+from spiritlevel.results.rows import ComparisonRow, Holding
 from spiritlevel.results.runs_table import RunsTable, described_by
-from spiritlevel.values.errors import SpiritlevelError, UsageError
-from spiritlevel.values.statistics import rank_correlation
+from spiritlevel.values.errors import UsageError
+from spiritlevel.values.estimate import Estimate
 
-BINS = 30
-FEWEST_FOR_CORRELATION = 4
+# About how much work groups of samples, trying rescalings and the search for one measure are, beside one measurement.
+GROUPS_WORK, CHECK_WORK, ROW_WORK = 0.7, 1.4, 0.6
 
 
 @costed
@@ -53,7 +54,7 @@ def compare(
     groups: int = 10,
     strengths: Strengths = ("usual",),
     search: bool = True,
-    dtype: str | torch.dtype | None = "float64",
+    dtype: str | torch.dtype | None = None,
     headers: Mapping[str, Mapping[str, Any]] | None = None,
     runs: RunsTable | None = None,
     seconds: float | Deadline | None = None,
@@ -63,8 +64,8 @@ def compare(
 
     All must have been measured on the same samples with the same loss.  Measures without a value of their own for each
     sample are measured again on ``groups`` disjoint parts of the data, for an error over samples.  With networks at
-    hand it is measured on rescaled float64 copies which orderings survive; saved reports have only what the measures
-    declare.
+    hand rescaled copies show which orderings survive, as in an `audit`, and a rescaling that reverses one is measured
+    on the rescaled network itself; saved reports have only what the measures declare.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def compare(
     search : bool
         Whether to look for the smallest rescaling that reverses an ordering.
     dtype : str or torch.dtype
-        The dtype of the rescaled copies; None for the networks' own.
+        Precision of the networks that are rescaled: "float64" or "float32" for copies, None for their own.
     headers : mapping
         What to add to each network's report, by label: model, weights, data, trained.
     runs : path, data frame or mapping
@@ -143,50 +144,77 @@ def compare(
     chosen_settings(chosen, settings or {})  # refused before any work is done
     values = _flat(settings or {})
     refuse_different_data(problems)
-    reports = {
-        label: measure(
-            problem,
-            measures=chosen,
-            settings=values,
+    with told_steps(progress, work_of_comparison(len(problems), len(chosen))) as steps:
+        for problem in problems.values():
+            problem.progress = steps.hook if progress else None
+        known: dict[str, tuple[Report, Workbench]] = {}
+        for place, (label, problem) in enumerate(problems.items()):
+            steps.begin(f"measuring {label}", 1.0)
+            known[label] = measured(
+                problem,
+                chosen,
+                settings=values,
+                seed=seed,
+                tolerance=tolerance,
+                # The rest takes about as long again as all networks together.
+                seconds=None if deadline is None else deadline.elsewhere(1 / (2 * len(problems) - place)),
+                also=ALSO,
+            )
+            keep_what_fits(known, label, chosen, values, seed=seed, tolerance=tolerance)
+        reports = {label: report for label, (report, _) in known.items()}
+        for label, more in (headers or {}).items():
+            reports[label] = reports[label].described(**more)
+        reports = reports if runs is None else described_by(reports, runs)
+        first = next(iter(reports.values()))
+        rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
+        tested = _tested(problems, test)
+        _give(problems, deadline, 1 / 2)
+        steps.begin(f"measuring groups of samples, for errors of {len(rest)} measures", GROUPS_WORK * len(problems))
+        by_group = measured_by_group(
+            problems,
+            rest,
+            groups,
+            settings=toleranced_settings(rest, of_measures(rest, values), tolerance),
+            known={label: bench for label, (_, bench) in known.items()},
             seed=seed,
             tolerance=tolerance,
-            # The rest takes about as long again as all networks together.
-            seconds=None if deadline is None else deadline.elsewhere(1 / (2 * len(problems) - place)),
-            progress=progress,
         )
-        for place, (label, problem) in enumerate(problems.items())
-    }
-    for label, more in (headers or {}).items():
-        reports[label] = reports[label].described(**more)
-    reports = reports if runs is None else described_by(reports, runs)
-    first = next(iter(reports.values()))
-    rest = [own for own in chosen if own.sharper_when and own.name not in first.per_sample]
-    tested = _tested(problems, test)
-    _give(problems, deadline, 1 / 2)
-    by_group = measured_by_group(problems, rest, groups, settings=values, seed=seed, tolerance=tolerance)
-    _give(problems, deadline, 1)
-    check, not_tried = None, ""
-    try:
-        check = Check(
-            problems, reports, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
+        _give(problems, deadline, 1)
+        check, not_tried = None, ""
+        steps.begin("trying rescalings", CHECK_WORK)
+        try:
+            check = Check(
+                problems, known, chosen, values, strengths, search=search, dtype=dtype, seed=seed, tolerance=tolerance
+            )
+        except TimeSpent as error:
+            not_tried = (
+                f"Which orderings survive rescaling is what measures declare, not tried on these networks: {error}."
+            )
+        found = assemble(
+            reports,
+            {own.name: own for own in chosen},
+            seed=seed,
+            problems=problems,
+            by_group=by_group,
+            check=check,
+            test=tested,
+            steps=steps,
         )
-    except TimeSpent as error:
-        not_tried = f"Which orderings survive rescaling is what measures declare, not tried on these networks: {error}."
-    found = assemble(
-        reports,
-        {own.name: own for own in chosen},
-        seed=seed,
-        problems=problems,
-        by_group=by_group,
-        check=check,
-        test=tested,
-    )
+        if check is not None:
+            check.release()
+        for problem in problems.values():
+            problem.progress = None
     notes = [not_tried] if not_tried else []
     if deadline is not None and rest and groups > 1 and not by_group:
         notes.append("There was no time for errors over samples of measures without a value of each sample.")
     if deadline is not None and check is not None and deadline.left <= 0:
         notes.append(f"The search for rescalings that reverse an ordering was cut short: {deadline.words}.")
     return replace(found, notes=[*found.notes, *notes]) if notes else found
+
+
+def work_of_comparison(networks: int, measures: int) -> float:
+    """Return about how many measurements of a network a comparison comes to, where values follow."""
+    return networks * (1 + GROUPS_WORK) + CHECK_WORK + ROW_WORK * measures
 
 
 def _give(problems: Mapping[str, OpenProblem], deadline: Deadline | None, share: float) -> None:
@@ -201,9 +229,10 @@ def assemble(
     *,
     seed: int = 0,
     problems: Mapping[str, OpenProblem] | None = None,
-    by_group: Mapping[str, Sequence[Report]] | None = None,
+    by_group: Mapping[str, Sequence[Mapping[str, Estimate]]] | None = None,
     check: Check | None = None,
     test: dict[str, dict[str, Any]] | None = None,
+    steps: Steps | None = None,
 ) -> Comparison:
     """Return the comparison of reports on the same data; ``check`` decides by measuring whether orderings hold."""
     labels = list(reports)
@@ -212,11 +241,15 @@ def assemble(
     if not names:
         raise UsageError("the reports have no measure in common, so there is nothing to compare")
     weights = next(iter(problems.values())).survey.weights if problems else None
-    rows = {name: _row(name, reports, measures.get(name), weights, by_group or {}, seed, check) for name in names}
+    rows = {}
+    for name in names:
+        if steps is not None:
+            steps.begin(f"comparing by {words_of(name, reports[labels[0]].title(name))}", ROW_WORK)
+        rows[name] = _row(name, reports, measures.get(name), weights, by_group or {}, seed, check)
     counted = [row for row in rows.values() if row.holding.kind not in _NOT_COUNTED]
     findings = [_finding(row, measures.get(row.name)) for row in counted]
     initial, away = untrained(reports), by_standing(reports, "no")
-    bins, margins = _margins(reports, problems)
+    bins, margins = margins_of(reports, problems)
     left_out = sorted({name for report in reports.values() for name in report} - set(names))
     notes = [f"Not in every report, so not compared: {', '.join(left_out)}."] if left_out else []
     notes += untold(reports)
@@ -228,7 +261,7 @@ def assemble(
         reading=reading_of(labels, findings, untrained=initial, not_at_minimum=away),
         headings=[*([initial] if initial else []), *off_minimum(reports, away)],
         notes=notes,
-        agreement=_agreement(rows, reports),
+        agreement=agreement(rows, reports),
         margin_bins=bins,
         margins=margins,
         test=test or {},
@@ -252,7 +285,7 @@ def _row(
     reports: Mapping[str, Report],
     own: Measure | None,
     weights: Tensor | None,
-    by_group: Mapping[str, Sequence[Report]],
+    by_group: Mapping[str, Sequence[Mapping[str, Estimate]]],
     seed: int,
     check: Check | None,
 ) -> ComparisonRow:
@@ -329,68 +362,3 @@ def _tested(problems: Mapping[str, OpenProblem], test: Any) -> dict[str, dict[st
         survey = open_problem(other).survey
         found[label] = {"loss": survey.loss, "accuracy": survey.accuracy, "samples": survey.count}
     return found
-
-
-# --- beside the rows -----------------------------------------------------------------------------------------------
-
-
-def _agreement(rows: Mapping[str, ComparisonRow], reports: Mapping[str, Report]) -> dict[str, Any]:
-    """Count pairs of decided measures that name the same network; with more networks, correlate their orders."""
-    decided = {name: row.flattest for name, row in rows.items() if row.flattest is not None}
-    pairs = list(combinations(decided, 2))
-    found: dict[str, Any] = {
-        "decided": len(decided),
-        "pairs": len(pairs),
-        "agree": sum(decided[a] == decided[b] for a, b in pairs),
-        "disagreeing": [[a, b] for a, b in pairs if decided[a] != decided[b]],
-    }
-    if len(reports) >= FEWEST_FOR_CORRELATION:
-        usable = [name for name, row in rows.items() if row.sharper_when and row.holding.kind != "not_comparable"]
-        sharpness = {
-            name: [
-                (1 if rows[name].sharper_when == "larger" else -1) * report[name].value for report in reports.values()
-            ]
-            for name in usable
-        }
-        found["spearman"] = [
-            {"first": a, "second": b, **vars(rank_correlation(sharpness[a], sharpness[b]))}
-            for a, b in combinations(usable, 2)
-        ]
-    return found
-
-
-def _margins(
-    reports: Mapping[str, Report], problems: Mapping[str, OpenProblem] | None
-) -> tuple[list[float], dict[str, Margins]]:
-    """Return the distributions of the output margins, on bins shared by all networks; nothing where there are none."""
-    values: dict[str, Tensor] = {}
-    for label, report in reports.items():
-        own = report.per_sample.get("output_margin")
-        if own is None and problems is not None:
-            try:
-                own = per_sample(problems[label], "output_margin")["output_margin"]
-            except SpiritlevelError:  # no classes, so no margins
-                own = None
-        if own is None:
-            return [], {}
-        values[label] = own
-    finite = torch.cat([each[each.isfinite()] for each in values.values()])
-    if not len(finite):
-        return [], {}
-    low, high = float(finite.min()), float(finite.max())
-    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
-    weights = {label: torch.ones(len(each), dtype=torch.float64) for label, each in values.items()}
-    if problems is not None:
-        weights = {label: problems[label].survey.weights for label in values}
-    found = {}
-    for label, each in values.items():
-        spread = Distribution(each, weights[label])
-        below = float(spread.shares[spread.values < 0].sum())
-        summary = {**spread.details(), "share_negative": below}
-        counts = np.histogram(spread.values, edges)[0]
-        found[label] = Margins({key: _finite(value) for key, value in summary.items()}, counts.tolist())
-    return edges.tolist(), found
-
-
-def _finite(value: Any) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spiritlevel.analyses.auditing import BOUND_SHARE, ROUNDING
+from spiritlevel.analyses.changed_copies import BOUND_SHARE, ROUNDING
 from spiritlevel.results import Report
 from spiritlevel.results.contrasts import Contrast, OverSamples, Scale
 from spiritlevel.values.estimate import Estimate
@@ -64,7 +64,7 @@ def contrasts_of(
     *,
     statistic: str = "mean",
     weights: Tensor | None = None,
-    groups: Mapping[str, Sequence[Report]] | None = None,
+    groups: Mapping[str, Sequence[Mapping[str, Estimate]]] | None = None,
     seed: int = 0,
 ) -> list[Contrast]:
     """Return the contrasts of all pairs of reports on the same data; those without a value are left out.
@@ -159,7 +159,7 @@ def _difference(found: Interval, a: _Side, b: _Side) -> Interval:
     return Interval(found.value, found.value - below, found.value + above)
 
 
-def _values(name: str, reports: Sequence[Report]) -> list[float]:
+def _values(name: str, reports: Sequence[Mapping[str, Estimate]]) -> list[float]:
     usable = [report.get(name) for report in reports]
     return [e.value if e is not None and e.status in MEASURED else math.nan for e in usable]
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.analyses.parameter_maps import ParameterMap, Reordering, Rescaling
 from spiritlevel.analyses.symmetries import (
     Symmetries,
     permute_neurons,
@@ -18,6 +19,8 @@ from spiritlevel.analyses.symmetries import (
     rescale_neurons,
     scale_output,
 )
+from spiritlevel.analyses.symmetries.factors import entry_factors
+from spiritlevel.analyses.symmetries.permuting import reordered
 from spiritlevel.analyses.symmetries.search import find_in_copy
 from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forward
@@ -90,9 +93,43 @@ class Equivalents:
             lambda net, x, found: rescale_neurons(net, x, seed=seed, low=low, high=high, factors=factors, found=found)
         )
 
+    def rescaling(
+        self, *, layers: Mapping[str, float] | None = None, neurons: Mapping[str, Tensor] | None = None
+    ) -> Rescaling:
+        """Return by what a rescaling multiplies each of the problem's parameters."""
+        found = {
+            self.shown(name): factor
+            for name, factor in entry_factors(self.found, layers=layers, neurons=neurons).items()
+        }
+        return Rescaling({name: factor for name, factor in found.items() if name in self.problem.chosen_parameters})
+
+    def with_weights(self, change: ParameterMap) -> OpenProblem:
+        """Return the problem with changed parameters and nothing else changed: for their own sake, not to be run."""
+        changed = copy.deepcopy(self.problem.model)
+        own = {name: dict(changed.named_parameters())[name] for name in self.problem.parameters}
+        with torch.no_grad():
+            for name, part in change.vector({name: tensor.double() for name, tensor in own.items()}).items():
+                own[name].copy_(part.to(own[name].dtype))
+        return self.problem.on_network(changed)
+
     def permuted(self, seed: int = 0) -> OpenProblem:
         """Return the problem with hidden units in another order."""
         return self.changed(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
+
+    def reordering(self, seed: int = 0) -> Reordering:
+        """Return how ``permuted`` moves entries of the parameters, and of whatever else has their shapes."""
+
+        def move(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+            carrier = copy.deepcopy(self.network).double()
+            own = {self.shown(name): tensor for name, tensor in carrier.named_parameters()}
+            with torch.no_grad():
+                for name, part in parts.items():
+                    own[name].copy_(part)
+            moved = reordered(carrier, self.found, seed).named_parameters()
+            after = {self.shown(name): tensor.detach() for name, tensor in moved}
+            return {name: after[name].to(part) for name, part in parts.items()}
+
+        return Reordering(move)
 
     def outputs_scaled(self, alpha: float) -> OpenProblem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""

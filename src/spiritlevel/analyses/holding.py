@@ -7,18 +7,48 @@ from typing import Any
 
 import torch
 
-from spiritlevel.analyses.auditing import Strengths, copy_dtype, examine
+from spiritlevel.analyses.auditing import ALSO, Strengths, copy_dtype, examine
+from spiritlevel.analyses.changed_copies import ChangedCopies, of_measures
+from spiritlevel.analyses.changed_workbench import Rescaler
 from spiritlevel.analyses.equivalents import Equivalents
-from spiritlevel.analyses.measuring import measure
+from spiritlevel.analyses.measure_settings import toleranced_settings
+from spiritlevel.analyses.measuring import measured as measure_also
+from spiritlevel.analyses.measuring import workbench_of
 from spiritlevel.analyses.rescaling_directions import Side
 from spiritlevel.analyses.reversal import find_reversal
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.memory_limit import free_bytes
 from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.results.rows import Holding, HoldingKind
 from spiritlevel.results.verdicts import Verdict
 from spiritlevel.values.symmetries import RESCALINGS, SYMMETRIES, SYMMETRY_WORDS
+
+# Of the free memory, what networks' quantities may take while others are measured, and the bytes a parameter that they
+# are: a diagonal and squares in float64, an eigenvector.
+KEPT_SHARE, KEPT_BYTES = 0.3, 24
+
+
+def keep_what_fits(
+    known: dict[str, tuple[Report, Workbench]],
+    label: str,
+    chosen: list[Measure],
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    tolerance: float | None,
+) -> None:
+    """Let go of what a network's copies would follow from where many large ones are compared; it is found again then.
+
+    Vectors that searches multiplied are kept of two networks alone.
+    """
+    report, bench = known[label]
+    bench.span = bench.span if len(known) <= 2 else None
+    if KEPT_BYTES * bench.problem.size * len(known) > KEPT_SHARE * free_bytes(torch.device("cpu")):
+        values = toleranced_settings(chosen, of_measures(chosen, settings), tolerance)
+        known[label] = report, workbench_of(bench.problem, chosen, values, seed=seed, tolerance=tolerance, also=ALSO)
 
 
 class Check:
@@ -27,7 +57,7 @@ class Check:
     def __init__(
         self,
         problems: Mapping[str, OpenProblem],
-        reports: Mapping[str, Report],
+        measured: Mapping[str, tuple[Report, Workbench]],
         chosen: list[Measure],
         settings: dict[str, Any],
         strengths: Strengths,
@@ -37,15 +67,18 @@ class Check:
         seed: int,
         tolerance: float | None,
     ) -> None:
-        self.settings, self.seed, self.tolerance, self.search = settings, seed, tolerance, search
+        self.search = search
         precision = copy_dtype(dtype)
-        self.sides = {label: Side(label, Equivalents(problem, precision), seed) for label, problem in problems.items()}
-        self.base = {
-            label: reports[label]
-            if side.equivalents.problem is problems[label]
-            else measure(side.equivalents.problem, measures=chosen, settings=settings, seed=seed, tolerance=tolerance)
-            for label, side in self.sides.items()
-        }
+        self.sides: dict[str, Side] = {}
+        for label, problem in problems.items():
+            equivalents = Equivalents(problem, precision)
+            report, bench = measured[label]
+            if equivalents.problem is not problem:
+                report, bench = measure_also(
+                    equivalents.problem, chosen, settings=settings, seed=seed, tolerance=tolerance, also=ALSO
+                )
+            copies = ChangedCopies(Rescaler(equivalents, bench), report, settings, seed=seed, tolerance=tolerance)
+            self.sides[label] = Side(label, copies)
         self.verdicts: list[dict[str, dict[str, Verdict]]] = []
         self.refused: dict[str, str] = {}
         seen: set[str] = set()
@@ -55,17 +88,14 @@ class Check:
             if graph in seen:
                 continue
             seen.add(graph)
-            verdicts, refused = examine(
-                side.equivalents,
-                self.base[label],
-                chosen,
-                strengths=strengths,
-                settings=settings,
-                seed=seed,
-                tolerance=tolerance,
-            )
+            verdicts, refused = examine(side.copies, chosen, strengths=strengths)
             self.verdicts.append(verdicts)
             self.refused.update(refused)
+
+    def release(self) -> None:
+        """Let go of the graphs that products kept."""
+        for side in self.sides.values():
+            side.copies.rescaler.release()
 
     @property
     def notes(self) -> list[str]:
@@ -98,17 +128,9 @@ class Check:
         return Holding("invariant", "invariant to every rescaling found", True, (), scales)
 
     def _reversal(self, own: Measure, pair: tuple[str, str], changed: Sequence[str]) -> Reversal | None:
-        first, second = pair
+        sides = self.sides[pair[0]], self.sides[pair[1]]
         for symmetry in changed:  # a pair of layers is simpler to tell than a pattern of neurons
-            found = find_reversal(
-                own,
-                (self.sides[first], self.sides[second]),
-                (self.base[first][own.name], self.base[second][own.name]),
-                (SYMMETRIES[symmetry].kind,),
-                settings=self.settings,
-                seed=self.seed,
-                tolerance=self.tolerance,
-            )
+            found = find_reversal(own, sides, (SYMMETRIES[symmetry].kind,))
             if found is not None:
                 return found
         return None

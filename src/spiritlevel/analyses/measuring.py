@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.analyses.measure_settings import MeasureSettings, chosen_settings, toleranced_settings, wanted_of
 from spiritlevel.analyses.refining import keep_what_is_known, measure_all
 from spiritlevel.analyses.running import MeasureRun, run_measure
 from spiritlevel.engine.blocks import BUDGET
@@ -32,7 +33,6 @@ from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result
 
 Measures = str | Measure | Iterable[str | Measure]
-MeasureSettings = Mapping[str, Any]
 
 
 class MeasuringInterrupted(KeyboardInterrupt):
@@ -72,30 +72,6 @@ def as_problem(problem: Measurable | nn.Module, data: Any, **options: Any) -> Me
     if data is None:
         raise UsageError("measure(model, data) needs data: (x, y) tensors, a Dataset, a DataLoader or batches")
     return Problem(problem, data, **options)
-
-
-def nested_settings(settings: MeasureSettings) -> dict[str, dict[str, Any]]:
-    """Return settings by measure, from {"name": {...}} and "name.option" keys."""
-    nested: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        name, dot, option = key.partition(".")
-        if dot:
-            nested.setdefault(name, {})[option] = value
-        elif isinstance(value, Mapping):
-            nested.setdefault(name, {}).update(value)
-        else:
-            raise UsageError(f"setting {key!r} must be written 'measure.option' or map a measure to its options")
-    return nested
-
-
-def chosen_settings(measures: list[Measure], settings: MeasureSettings) -> dict[str, dict[str, Any]]:
-    """Return every measure's settings with the given ones in place."""
-    nested = nested_settings(settings)
-    known = {measure.name: measure for measure in measures}
-    for name in nested:
-        if name not in known and name not in MEASURES:
-            raise UsageError(f"settings name the measure {name!r}, which does not exist{near_names(name, MEASURES)}")
-    return {measure.name: measure.checked_settings(nested.get(measure.name, {})) for measure in measures}
 
 
 def measure(
@@ -165,23 +141,38 @@ def measure(
     """
     if data is not None and isinstance(problem, Measurable) and isinstance(data, (str, Measure, list, tuple)):
         data, measures = None, data  # measure(problem, "papers")
-    deadline = deadline_of(seconds)
-    chosen = select(measures)
-    values = chosen_settings(chosen, settings or {})
-    if tolerance is not None:
-        if not 0 < tolerance < 1:
-            raise UsageError(f"tolerance must lie between 0 and 1, not {tolerance}")
-        given = nested_settings(settings or {})
-        for own in chosen:
-            if "tolerance" in own.settings and "tolerance" not in given.get(own.name, {}):
-                values[own.name]["tolerance"] = tolerance
-    target = open_problem(as_problem(problem, data, **options))
-    wants = frozenset().union(*(own.wanted(values[own.name]) for own in chosen))
-    pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
-    start = time.perf_counter()
-    target.deadline = deadline or target.deadline
-    budget = BUDGET if target.deadline is None else math.inf  # the time is what may be spent
-    bench = Workbench(target, wants, seed=seed, tolerance=tolerance, budget=budget, eigenpairs=pairs)
+    chosen, limit = select(measures), deadline_of(seconds)
+    chosen_settings(chosen, settings or {})  # refused before any work is done
+    return measured(
+        open_problem(as_problem(problem, data, **options)),
+        chosen,
+        settings=settings or {},
+        seed=seed,
+        tolerance=tolerance,
+        seconds=limit,
+        progress=progress,
+    )[0]
+
+
+def measured(
+    target: OpenProblem,
+    chosen: list[Measure],
+    *,
+    settings: MeasureSettings,
+    seed: int,
+    tolerance: float | None,
+    seconds: Deadline | None = None,
+    progress: bool = False,
+    also: frozenset[str] = frozenset(),
+) -> tuple[Report, Workbench]:
+    """Return the report and the quantities it came from.
+
+    ``also`` names what is wanted of the diagonal blocks beside what the measures want.
+    """
+    values = toleranced_settings(chosen, settings, tolerance)
+    began = time.perf_counter()
+    target.deadline = seconds or target.deadline
+    bench = workbench_of(target, chosen, values, seed=seed, tolerance=tolerance, also=also)
     runs = [MeasureRun(own, bench, values[own.name]) for own in chosen]
     interrupted = ""
     with show_progress(target, progress), target.session():
@@ -193,14 +184,42 @@ def measure(
             finished = sum(run.settled for run in runs)
             interrupted = f"Interrupted after {finished} of {len(chosen)} measures."
             keep_what_is_known(target, runs)
-    header = replace(header_of(target, bench, seed, gradient), wall_time=time.perf_counter() - start)
+    header = replace(header_of(target, bench, seed, gradient), wall_time=time.perf_counter() - began)
     if interrupted:
         header = replace(header, notes=(*header.notes, interrupted))
     results = {run.measure.name: run.result for run in runs}
     report = _assemble(results, chosen, values, header, target.source.indices_of(target.survey.count))
     if interrupted:
         raise MeasuringInterrupted(report)
-    return report
+    return report, bench
+
+
+def estimates_of(
+    bench: Workbench, chosen: list[Measure], values: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Estimate]:
+    """Return the measures' values on a workbench alone, without the gradient and all else that a report shows."""
+    runs = [MeasureRun(own, bench, values[own.name]) for own in chosen]
+    with bench.problem.session():
+        bench.begin({need for own in chosen for need in own.needs})
+        measure_all(bench.problem, runs)
+    return {run.measure.name: run.result.value for run in runs}
+
+
+def workbench_of(
+    target: OpenProblem,
+    chosen: list[Measure],
+    values: Mapping[str, Mapping[str, Any]],
+    *,
+    seed: int,
+    tolerance: float | None,
+    also: frozenset[str] = frozenset(),
+    start: Tensor | None = None,
+) -> Workbench:
+    """Return the workbench for some measures; ``start`` (P, k) are vectors near the top eigenvectors."""
+    wants = also | wanted_of(chosen, values)
+    pairs = max((int(values[own.name].get("k", 1)) for own in chosen if "eigen" in own.needs), default=1)
+    budget = BUDGET if target.deadline is None else math.inf  # the time is what may be spent
+    return Workbench(target, wants, seed=seed, tolerance=tolerance, budget=budget, eigenpairs=pairs, start=start)
 
 
 def _assemble(

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from spiritlevel.analyses.measuring import Measures, chosen_settings
+from spiritlevel.analyses.measure_settings import chosen_settings
+from spiritlevel.analyses.measuring import Measures
 from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.deadline import deadline_of
@@ -75,6 +76,10 @@ class Plan:
         Memory beside the model.
     notes : tuple of str
         What must be known beside the numbers.
+    sampled : bool
+        Whether part of the curvature will be sampled.
+    limit : float
+        The seconds that were given, infinite where none were.
 
     Examples
     --------
@@ -95,22 +100,25 @@ class Plan:
     seconds_range: tuple[float, float]
     memory_bytes: int
     notes: tuple[str, ...] = ()
+    sampled: bool = False
+    limit: float = math.inf
 
     def __str__(self) -> str:
-        least, most = map(_duration, self.seconds_range)
+        least, most = map(in_words, self.seconds_range)
         between = f" ({least} to {most})" if least != most else ""
         passes = f"{self.passes_range[0]:.0f} to {self.passes_range[1]:.0f} gradient passes"
         lines = [
-            f"{self.samples:,} samples, {self.parameters:,} parameters: about {_duration(self.seconds)}{between}, "
+            f"{self.samples:,} samples, {self.parameters:,} parameters: about {in_words(self.seconds)}{between}, "
             f"{passes}, about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
         ]
         for planned in self.measures:
             sweeps = passes_in_words(planned.sweeps) or "shared"
-            lines.append(f"  {planned.name:32} {sweeps:44} {_duration(planned.seconds)}")
+            lines.append(f"  {planned.name:32} {sweeps:44} {in_words(planned.seconds)}")
         return "\n".join([*lines, *self.notes])
 
 
-def _duration(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Return a time as it is said."""
     if seconds < 1:
         return "under a second"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -165,7 +173,7 @@ def plan(
     problem = open_problem(problem)
     columns, gradient_seconds, numbers = _probe(problem)
     shared: set[str] = set()
-    planned = []
+    planned, sampled = [], False
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     for own in chosen:
         sweeps = _sweeps(own, values[own.name], problem, columns, shared)
@@ -174,6 +182,7 @@ def plan(
         least, most = least - (1 - LEAST_OF_SEARCH) * searched, most + (MOST_OF_SEARCH - 1) * searched
         if "blocks" in own.needs and "blocks" not in shared:
             sampling = plan_sampling(problem, wants)
+            sampled = any(sampling.most.values())
             least, most = least + _passes(sampling.least), most + _passes(sampling.most)
             sweeps = {
                 kind: sweeps.get(kind, 0.0) + sampling.usual.get(kind, 0.0)
@@ -204,6 +213,8 @@ def plan(
         seconds_range=(min(least * gradient_seconds, limit), min(most * gradient_seconds, limit)),
         memory_bytes=int(memory),
         notes=tuple(notes),
+        sampled=sampled,
+        limit=limit,
     )
 
 

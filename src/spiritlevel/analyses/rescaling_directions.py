@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spiritlevel.analyses.diagonal_blocks import curvature
+from spiritlevel.analyses.changed_copies import ChangedCopies
 from spiritlevel.analyses.equivalents import Equivalents
+from spiritlevel.analyses.parameter_maps import Rescaling
 from spiritlevel.analyses.symmetries.search import groups
 from spiritlevel.inputs.open_problem import OpenProblem
 
@@ -28,28 +29,43 @@ class Direction:
     factors: Callable[[float], dict[str, list[float]]]
     exponents: Mapping[str, Array]  # by parameter, how often exp(t) multiplies each entry
 
+    def map(self, t: float) -> Rescaling:
+        """Return what it does to the parameters at a size."""
+        moved = {name: part for name, part in self.exponents.items() if (part != 0).any()}
+        return Rescaling({name: torch.from_numpy(np.exp(t * part)) for name, part in moved.items()})
+
 
 @dataclass
 class Side:
-    """One network with what the search needs of it, computed once for all measures."""
+    """One network with its values and what a search needs of it, computed once for all measures."""
 
     label: str
-    equivalents: Equivalents
-    seed: int = 0
-    exact_diagonal: bool = False  # known once the squares are
+    copies: ChangedCopies
     _squares: dict[str, tuple[Array, Array]] | None = field(default=None, repr=False)
+
+    @property
+    def equivalents(self) -> Equivalents:
+        """The rescaled copies that can be made."""
+        return self.copies.equivalents
+
+    @property
+    def exact_diagonal(self) -> bool:
+        """Whether nothing of the Hessian's diagonal is sampled."""
+        return self.copies.rescaler.bench.blocks.exact
 
     @property
     def squares(self) -> dict[str, tuple[Array, Array]]:
         """Squared weights and Hessian diagonal of every parameter."""
         if self._squares is None:
-            problem = self.equivalents.problem
-            found = curvature(problem, seed=self.seed)
-            self.exact_diagonal = found.exact
-            self._squares = {
-                name: (tensor.detach().double().square().cpu().numpy(), found.diagonal[name].cpu().numpy())
-                for name, tensor in problem.chosen_parameters.items()
-            }
+            problem, blocks = self.equivalents.problem, self.copies.rescaler.bench.blocks
+            with problem.session():
+                self._squares = {
+                    name: (
+                        tensor.detach().double().square().cpu().numpy(),
+                        blocks.diagonal(name).value.cpu().numpy(),
+                    )
+                    for name, tensor in problem.chosen_parameters.items()
+                }
         return self._squares
 
     def exponents(self, given: Mapping[int, float]) -> dict[str, Array]:

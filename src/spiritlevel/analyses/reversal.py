@@ -1,23 +1,25 @@
-"""The smallest rescaling that reverses an ordering: proposed from the Hessian's diagonal, found by measuring.
+"""The smallest rescaling that reverses an ordering: found from the network's own curvature, confirmed by measuring.
 
 Where a parameter is multiplied by c, its entry of the Hessian's diagonal is divided by c².  So the diagonal alone says
-what a rescaling does to every trace, exactly, and about what it does to an eigenvalue.  The factor reported is always
-one at which the rescaled network was measured and came out on the other side.
+what a rescaling does to every trace, exactly, and about what it does to an eigenvalue; that one follows from products
+with the network's own Hessian.  The factor reported is always one at which the rescaled network itself was measured and
+came out on the other side; where what followed did not hold there, every step of the search is measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from spiritlevel.analyses.auditing import uncertainty
-from spiritlevel.analyses.measuring import measure
+from spiritlevel.analyses.changed_copies import uncertainty
+from spiritlevel.analyses.changed_workbench import SearchWorkbench
 from spiritlevel.analyses.rescaling_directions import Array, Direction, Side
 from spiritlevel.analyses.surrogates import Surrogate, form_of
-from spiritlevel.inputs.deadline import TimeSpent
+from spiritlevel.engine.estimators.scaled_eigenvalues import FEWEST, MOST
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.results.reversals import Reversal
 from spiritlevel.values.errors import SpiritlevelError
@@ -25,58 +27,59 @@ from spiritlevel.values.estimate import Estimate
 
 LARGEST_FACTOR = 1000.0
 PRECISION = 0.02  # of the factor, relative, where the diagonal alone does not say it
+EIGENVALUES = 0.005  # how closely they are searched for: a factor to 1% has them to 2%
+NEAR = 1.2  # a guess that is so far from crossing is not looked at again
 MOST_MEASUREMENTS = 24  # of one network and one kind of rescaling
 MOST_PROBES, PROBE_FACTOR = 12, 1.5  # directions measured once to see where they lead, and how far
+BEYOND = (0.0, 0.005, 0.02, 0.05)  # how much further the rescaled network itself is measured, of the factor
+STEEPEST = 2  # directions in which an eigenvalue is looked at
 TURNS = 4  # times the signs of the neurons' factors are chosen anew at the factor reached
 
 
-def find_reversal(
-    own: Measure,
-    sides: tuple[Side, Side],
-    values: tuple[Estimate, Estimate],
-    kinds: tuple[str, ...],
-    *,
-    settings: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    tolerance: float | None = None,
-) -> Reversal | None:
+def find_reversal(own: Measure, sides: tuple[Side, Side], kinds: tuple[str, ...]) -> Reversal | None:
     """Return the smallest rescaling found, of either network, after which the measure orders them the other way.
 
     ``kinds`` says what may be rescaled: whole layers, one group at a time, or single neurons.  None where no factor up
-    to 1000 does it.  ``settings`` go by "measure.option".
+    to 1000 does it.
     """
-    given = dict(settings or {})
-    best: Reversal | None = None
-    for mine, theirs in ((0, 1), (1, 0)):
-        side = sides[mine]
-        if side.equivalents.found.analysis is None:
-            continue
-        search = _ReversalSearch(own, side, values[mine], values[theirs], given, seed, tolerance)
-        for kind in kinds:
-            best = search.run(kind, best)
-    return best
+    able = [side for side in sides if side.equivalents.found.analysis is not None]
+    others = {side.label: other for side, other in zip(sides, reversed(sides))}
+    following = {side.label: side.copies.rescaler.follows for side in able}
+    while True:
+        found: FoundReversal | None = None
+        for side in able:
+            search = _ReversalSearch(own, side, others[side.label], following[side.label])
+            for kind in kinds:
+                found = search.run(kind, found)
+        if found is None:
+            return None
+        search, best, direction = found
+        confirmed = search.confirmed(best, direction)
+        if confirmed is not None or not following[best.network]:
+            return confirmed
+        following[best.network] = False
 
 
 class _ReversalSearch:
     """The search in one network against a fixed value of the other."""
 
-    def __init__(
-        self,
-        own: Measure,
-        side: Side,
-        value: Estimate,
-        other: Estimate,
-        settings: dict[str, Any],
-        seed: int,
-        tolerance: float | None,
-    ) -> None:
-        self.own, self.side, self.value, self.other = own, side, value, other
-        self.settings, self.seed, self.tolerance = settings, seed, tolerance
-        self.rising = value.value < other.value  # whether the value has to go up
+    def __init__(self, own: Measure, side: Side, other: Side, following: bool) -> None:
+        self.own, self.side = own, side
+        self.value, self.other = side.copies.base[own.name], other.copies.base[own.name]
+        self.following = following  # whether values on the way follow from the network's own, or are measured
+        self.rising = self.value.value < self.other.value  # whether the value has to go up
         self.spent = 0
+        self._looked = False  # whether eigenvalues were asked for before, so that products are there to share
+        self._near: Tensor | None = None  # the eigenvectors that were found last
+        tolerance = side.copies.settings_for([own], closely=True)[own.name].get("tolerance", 0.0)
+        self._settings = side.copies.settings_for([own])
+        if side.copies.coarse(own):
+            self._settings[own.name]["tolerance"] = max(EIGENVALUES, tolerance)
 
-    def run(self, kind: str, best: Reversal | None) -> Reversal | None:
-        surrogate = Surrogate(self.side, form_of(self.own, self.settings, kind))
+    def run(self, kind: str, best: FoundReversal | None) -> FoundReversal | None:
+        """Return what was found before, or a smaller rescaling of this kind."""
+        given = self.side.copies.settings_for([self.own], closely=True)[self.own.name]
+        surrogate = Surrogate(self.side, form_of(self.own, given, kind))
         if kind == "layers":
             directions = list(self.side.layer_directions())
         else:
@@ -87,9 +90,13 @@ class _ReversalSearch:
         )
         self.spent = 0
         if not surrogate.exact:
-            proposals = self._probed(directions, [i for _, i in proposals[:MOST_PROBES]])
+            chosen = [i for _, i in proposals[:MOST_PROBES]]
+            if self.following and "eigen" in self.own.needs:
+                chosen = self._steepest(directions)
+                self.side.copies.rescaler.prepare([directions[i].map(math.log(PROBE_FACTOR)) for i in chosen])
+            proposals = self._probed(directions, chosen)
         for size, i in proposals:
-            limit = math.log(best.factor) if best is not None else math.log(LARGEST_FACTOR)
+            limit = math.log(best[1].factor) if best is not None else math.log(LARGEST_FACTOR)
             if size is None or (surrogate.exact and size >= limit) or self.spent >= MOST_MEASUREMENTS:
                 continue
             if surrogate.exact:
@@ -97,21 +104,51 @@ class _ReversalSearch:
             else:
                 reached = self._narrowed(directions[i], size, limit, first=best is None)
             if reached is not None:
-                t, after = reached
-                best = Reversal(
-                    network=self.side.label,
-                    kind=kind,
-                    layers=directions[i].layers,
-                    factor=math.exp(t),
-                    before=self.value.value,
-                    after=after,
-                    other=self.other.value,
-                    factors={
-                        self.side.equivalents.shown(name): values for name, values in directions[i].factors(t).items()
-                    },
-                    measurements=self.spent,
-                )
+                best = self, self._reversal(kind, directions[i], *reached), directions[i]
         return best
+
+    def _reversal(self, kind: str, direction: Direction, t: float, after: float) -> Reversal:
+        shown = self.side.equivalents.shown
+        return Reversal(
+            network=self.side.label,
+            kind=kind,
+            layers=direction.layers,
+            factor=math.exp(t),
+            before=self.value.value,
+            after=after,
+            other=self.other.value,
+            factors={shown(name): values for name, values in direction.factors(t).items()},
+            measurements=self.spent,
+        )
+
+    def confirmed(self, found: Reversal, direction: Direction) -> Reversal | None:
+        """Return the reversal with the value measured on the rescaled network, a little further where that takes it."""
+        if not self.following:
+            return found  # it was measured
+        for step in BEYOND:
+            t = math.log(found.factor) + step
+            after = self._measured(direction, t)
+            if after is not None and self._beyond(after):
+                return self._reversal(found.kind, direction, t, after.value)
+        return None
+
+    def _steepest(self, directions: list[Direction]) -> list[int]:
+        """Return the directions along which the top eigenvalue goes fastest where it has to go.
+
+        With u its eigenvector and exp(tk) the factors, its logarithm changes by -2 Σ k u² with t.
+        """
+        top = self.side.copies.rescaler.bench.top_vectors
+        if top is None:
+            return list(range(len(directions)))[:MOST_PROBES]
+        problem = self.side.equivalents.problem
+        sizes = [tensor.numel() for tensor in problem.tensors]
+        parts = dict(zip(problem.parameters, top[:, 0].double().square().cpu().split(sizes)))
+        slopes = [
+            -2 * sum(float(parts[name] @ torch.from_numpy(k.ravel().copy())) for name, k in each.exponents.items())
+            for each in directions
+        ]
+        slopes = [slope if self.rising else -slope for slope in slopes]
+        return sorted((i for i, slope in enumerate(slopes) if slope > 0), key=lambda i: -slopes[i])[:STEEPEST]
 
     def _probed(self, directions: list[Direction], chosen: list[int]) -> list[tuple[float | None, int]]:
         """Measure each direction once and return those that lead the right way, with the size where they would cross.
@@ -122,7 +159,7 @@ class _ReversalSearch:
         found: list[tuple[float | None, int]] = []
         gap = self.other.value - self.value.value
         for i in chosen:
-            after = self._measured(directions[i], step)
+            after = self._guessed(directions[i], step)
             moved = 0.0 if after is None else after.value - self.value.value
             if moved * gap <= 0 or after is None:
                 continue
@@ -188,6 +225,8 @@ class _ReversalSearch:
         """Measure until the ordering is seen to flip, then narrow the size down; None where it never flips."""
         low = 0.0
         high = min(1.02 * (size or math.log(2.0)), limit) if first else (1 - PRECISION) * limit
+        if not first and self._far(direction, high):
+            return None
         after = self._flipped(direction, high)
         while after is None and first and high < limit and self.spent < MOST_MEASUREMENTS:
             low, high = high, min(1.3 * high, limit)
@@ -203,26 +242,55 @@ class _ReversalSearch:
                 high, after = middle, there
         return high, after
 
+    def _far(self, direction: Direction, t: float) -> bool:
+        """Whether a guess leaves the value far on this network's own side of the other's."""
+        guess = self._guessed(direction, t)
+        if guess is None or min(guess.value, self.other.value) <= 0:
+            return guess is None
+        apart = guess.value / self.other.value
+        return apart < 1 / NEAR if self.rising else apart > NEAR
+
     def _flipped(self, direction: Direction, t: float) -> float | None:
         """Return the rescaled network's value where it lies clearly beyond the other's."""
-        after = self._measured(direction, t)
-        if after is None:
-            return None
+        after = self._looked_at(direction, t)
+        return after.value if after is not None and self._beyond(after) else None
+
+    def _beyond(self, after: Estimate) -> bool:
         gap = after.value - self.other.value
-        clear = abs(gap) > uncertainty(after, self.other)
-        return after.value if clear and (gap > 0) == self.rising else None
+        return abs(gap) > uncertainty(after, self.other) and (gap > 0) == self.rising
+
+    def _looked_at(self, direction: Direction, t: float) -> Estimate | None:
+        """Return the value on the rescaled network, as it follows or as it is measured; None where there is none."""
+        self.spent += 1
+        if not self.following:
+            return self._measured(direction, t)
+        least = 0 if self._looked else FEWEST
+        self._looked = True
+        found = self._follows(direction, t, least, MOST)
+        return self._measured(direction, t) if found is None else found
+
+    def _guessed(self, direction: Direction, t: float) -> Estimate | None:
+        """Return about the value on the rescaled network, to choose directions by: no new product is made for it."""
+        found = self._follows(direction, t, 0, 0) if self.following else None
+        return self._looked_at(direction, t) if found is None else found
+
+    def _follows(self, direction: Direction, t: float, least: int, most: int) -> Estimate | None:
+        copies, map = self.side.copies, direction.map(t)
+        bench = SearchWorkbench(copies.rescaler, self.side.equivalents.with_weights(map), map, least, most)
+        found = copies.rescaler.values(bench, [self.own], self._settings).get(self.own.name)
+        if bench.searched is not None:
+            self._near = bench.searched.vectors
+        return found
 
     def _measured(self, direction: Direction, t: float) -> Estimate | None:
         """Measure the rescaled network, None where it cannot be."""
-        self.spent += 1
+        copies = self.side.copies
         try:
             problem = direction.apply(t)
-        except SpiritlevelError:  # a factor at which rounding would show
+            after = copies.measured(problem, [self.own], self._settings, self._near)[0][self.own.name]
+        except SpiritlevelError:  # a factor at which rounding would show, or no time
             return None
-        settings = {k: v for k, v in self.settings.items() if k.partition(".")[0] == self.own.name}
-        try:
-            report = measure(problem, measures=[self.own], settings=settings, seed=self.seed, tolerance=self.tolerance)
-        except TimeSpent:
-            return None
-        after = report[self.own.name]
         return after if after.status in ("ok", "budget_spent") else None
+
+
+FoundReversal = tuple[_ReversalSearch, Reversal, Direction]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from spiritlevel.analyses.measuring import MeasureSettings
 from spiritlevel.analyses.rescaling_directions import Array, Direction, Side
 from spiritlevel.measures.declaration import Measure
 
@@ -70,8 +70,11 @@ class Surrogate:
         return found
 
 
-def form_of(own: Measure, settings: MeasureSettings, kind: str) -> str:
-    """Return which function of the diagonal stands for a measure; one that only resembles it has "like" in its name."""
-    plain = all(settings.get(f"{own.name}.{key}", value) == value for key, value in own.settings.items())
+def form_of(own: Measure, settings: Mapping[str, Any], kind: str) -> str:
+    """Return which function of the diagonal stands for a measure; one that only resembles it has "like" in its name.
+
+    ``settings`` are the measure's own.
+    """
+    plain = all(settings.get(key, value) == value for key, value in own.settings.items())
     like = "like_trace" if kind == "layers" else "like_kappa"
     return own.surrogate if own.surrogate and plain else like

@@ -5,30 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from spiritlevel.analyses.equivalents import Equivalents
+from spiritlevel.analyses.parameter_maps import ParameterMap
 from spiritlevel.inputs.open_problem import OpenProblem
 
 Ranges = Mapping[str, tuple[float, float]]  # strength -> the range from which its factors are drawn
-Change = tuple[
-    str, str, Callable[[], OpenProblem]
-]  # the symmetry's name, the strength, and what makes the changed problem
+
+
+USUAL = "usual"  # the strength that is shown
+
+
+class Change(NamedTuple):
+    """One way to try a symmetry: its name, the strength, and what makes the changed problem."""
+
+    symmetry: str
+    strength: str
+    make: Callable[[], OpenProblem]
+    map: ParameterMap | None = None  # what it does to the parameters, where values can follow from that
 
 
 def rescalings(equivalents: Equivalents, ranges: Ranges, seed: int) -> Iterator[Change]:
     """Rescale whole layers, then single neurons, by factors of every strength."""
     found = equivalents.found
-    for position, (strength, (low, high)) in enumerate(ranges.items()):
+    # The usual ones first: they are shown, and what changes under them needs no search under the others.
+    places = sorted(enumerate(ranges.items()), key=lambda place: place[1][0] != USUAL)
+    for position, (strength, (low, high)) in places:
         rng = np.random.default_rng([seed, position])
         if equivalents.names("layers"):
             # Up or down at random, so that the factors of a deep chain do not pile up in its last layer.
             drawn = np.exp(rng.uniform(math.log(low), math.log(high), len(equivalents.names("layers"))))
             signs = rng.choice([-1.0, 1.0], len(drawn))
-            factors = dict(zip(equivalents.names("layers"), (drawn**signs).tolist()))
-            yield "layer_rescaling", strength, partial(equivalents.layers_rescaled, factors)
+            layers = dict(zip(equivalents.names("layers"), (drawn**signs).tolist()))
+            make, map = partial(equivalents.layers_rescaled, layers), equivalents.rescaling(layers=layers)
+            yield Change("layer_rescaling", strength, make, map)
         if equivalents.names("neurons"):
             draw = {
                 each.name: torch.from_numpy(
@@ -37,13 +51,14 @@ def rescalings(equivalents: Equivalents, ranges: Ranges, seed: int) -> Iterator[
                 )
                 for each in found.of_kind("neurons")
             }
-            yield "neuron_rescaling", strength, partial(equivalents.neurons_rescaled, factors=draw)
+            make, map = partial(equivalents.neurons_rescaled, factors=draw), equivalents.rescaling(neurons=draw)
+            yield Change("neuron_rescaling", strength, make, map)
 
 
 def permutations(equivalents: Equivalents, ranges: Ranges, seed: int) -> Iterator[Change]:
     """Put hidden units into another order, once."""
     if equivalents.found.of_kind("permutation"):
-        yield "permutation", "", lambda: equivalents.permuted(seed)
+        yield Change("permutation", "", lambda: equivalents.permuted(seed), equivalents.reordering(seed))
 
 
 # What keeps the outputs; scaling them is a sweep of its own.

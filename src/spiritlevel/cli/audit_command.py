@@ -51,6 +51,7 @@ def run_audit(options: dict[str, Any]) -> int:
         raise UsageError(f"audit looks at one network, and {len(request.weights)} weights files were given; name one")
     from spiritlevel.analyses.auditing import ALPHAS, audit, chosen_strengths
     from spiritlevel.analyses.planning import plan
+    from spiritlevel.analyses.question_plan import planned_audit
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.cli.screens import note, show_lines
@@ -65,11 +66,11 @@ def run_audit(options: dict[str, Any]) -> int:
     weights = request.weights[0] if request.weights else None
     problem = subject.problem(weights)
     if options.get("dry_run"):
-        runs = 2 + 2 * len(strengths) + len(alphas)
-        show_lines(
-            plan(problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds)
+        planned = plan(
+            problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds
         )
-        show_lines(f"This is for one measurement; an audit makes about {runs}, in float64.")
+        show_lines(planned)
+        show_lines(planned_audit(planned, len(strengths), len(alphas)))
         return DONE
     quiet = bool(options.get("quiet"))
     found = audit(

@@ -125,6 +125,7 @@ def _networks(options: dict[str, Any]) -> Any:
     """Compare checkpoints, or print what that would cost; return the comparison and the notes."""
     from spiritlevel.analyses.comparison import compare
     from spiritlevel.analyses.planning import plan
+    from spiritlevel.analyses.question_plan import planned_comparison
     from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.cli.screens import show_lines
     from spiritlevel.cli.spoken import results_in_cli_words
@@ -147,17 +148,14 @@ def _networks(options: dict[str, Any]) -> Any:
         headers[label] = subject.facts(path, **chosen_of(options, _OPTIONS))
         notes += subject.notes
     if options.get("dry_run"):
-        show_lines(
-            plan(
-                next(iter(problems.values())),
-                named_measures(request.measures),
-                settings=request.flat_settings(),
-                seconds=request.seconds,
-            )
+        planned = plan(
+            next(iter(problems.values())),
+            named_measures(request.measures),
+            settings=request.flat_settings(),
+            seconds=request.seconds,
         )
-        show_lines(
-            f"This is for each of the {len(problems)} networks; groups of samples and rescaled copies take five more."
-        )
+        show_lines(planned)
+        show_lines(planned_comparison(planned, len(problems), bool(options.get("search", True))))
         return None
     test = options.get("test")
     if test is not None:

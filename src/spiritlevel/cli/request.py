@@ -135,7 +135,7 @@ def with_loss_of_task(request: Request) -> Request:
 
 def check_request(request: Request) -> Request:
     """Return the request with its defaults, after refusing what can be refused before anything is loaded."""
-    from spiritlevel.analyses.measuring import chosen_settings
+    from spiritlevel.analyses.measure_settings import chosen_settings
     from spiritlevel.cli.own_measures import named_measures
     from spiritlevel.inputs.deadline import Deadline
     from spiritlevel.measures.registry import select

@@ -43,6 +43,7 @@ class Blocks:
         seed: int = 0,
         tolerance: float = TOLERANCE,
         budget: float = BUDGET,
+        sums: CurvatureSums | None = None,  # where they are known: no sweep is made then
     ) -> None:
         self.problem = problem
         self.wants = wants
@@ -53,9 +54,7 @@ class Blocks:
         # Samples that influence each other have no factor pass; everything about them is sampled.
         self._sweeps: dict[str, Any] = {"seed": seed, "rounding": SHARE * tolerance}
         beside = fisher_columns if "fisher" in wants else None
-        self.sums: CurvatureSums | None = curvature_sweep(
-            problem, frozenset(sweep_wants), beside=beside, **self._sweeps
-        )
+        self.sums = sums or curvature_sweep(problem, frozenset(sweep_wants), beside=beside, **self._sweeps)
         if self.sums is not None and self.sums.rounding is not None:
             problem.note(self.sums.rounding.words())
         self.coupled = problem.survey.coupled
@@ -254,7 +253,7 @@ class Blocks:
         assert self.sums is not None
         weights = self.problem.survey.weights
         spread = stderr_over_data(moments_over_data(self.sums.sample_traces, weights), weights)
-        return None if spread is None else float(spread)
+        return None if spread is None or not math.isfinite(float(spread)) else float(spread)
 
     def _fold_total(self, names: list[str], field: str) -> Tensor:
         if self.sums is None:

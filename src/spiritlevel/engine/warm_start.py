@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from spiritlevel.engine.estimators.eigenvalues import Which, top_eigenpairs
+from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -15,6 +17,15 @@ from spiritlevel.inputs.open_problem import OpenProblem
 STEP, FEWEST = 20, 500
 # A search for one pair is plain Lanczos: a guess, and the random direction beside it, cost it more than they save.
 FEWEST_PAIRS = 2
+# Length of the random part of a start that was found on another network, beside its own length of 1.
+RANDOM_PART = 0.1
+
+
+def mixed(vectors: Tensor, seed: int) -> Tensor:
+    """Return vectors (P, k) with something random in each, so that a search from them misses no eigenvector."""
+    drawn = torch.randn(vectors.shape, generator=seeded_generator(seed, 0), dtype=torch.float64).to(vectors)
+    found: Tensor = vectors / vectors.norm(dim=0) + RANDOM_PART * drawn / drawn.norm(dim=0)
+    return found
 
 
 def warm_start(problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> Tensor | None:

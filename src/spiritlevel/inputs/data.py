@@ -38,7 +38,7 @@ class Source:
     form: str
     resized: Callable[[int], Iterator[Content]] | None = None  # in other batches, where nobody fixed them
     count: int | None = None  # of samples, for data in memory: two sweeps over it cannot differ
-    every: Callable[[int], Source] | None = None  # of every so many samples, where they are in memory
+    some: Callable[[Tensor], Source] | None = None  # of the samples at some places, where they are in memory
     pick: Callable[[list[int], int], Iterator[Content]] | None = None  # of some samples only, in batches of one size
     drawn_from: int | None = None  # how many samples there were, where ``samples`` chose among them
     indices: Tensor | None = None  # of the samples in the data as given, (N,) from 0; None for all of them in order
@@ -98,16 +98,16 @@ def _open(data: Any, batch_size: int | None) -> Source:
 def _in_memory(content: Content, form: str, batch_size: int | None, indices: Tensor | None = None) -> Source:
     """Return tensors that are all there, in batches of one size."""
 
-    def every(step: int) -> Source:
-        some = torch.arange(0, count_of(content), step)
-        return _in_memory(pick_samples(content, some), form, batch_size, some if indices is None else indices[some])
+    def some(places: Tensor) -> Source:
+        own = places if indices is None else indices[places]
+        return _in_memory(pick_samples(content, places), form, batch_size, own)
 
     return Source(
         lambda: _slices(content, batch_size or DEFAULT_BATCH_SIZE),
         form,
         resized=(lambda size: _slices(content, size)) if batch_size is None else None,
         count=count_of(content),
-        every=every,
+        some=some,
         indices=indices,
     )
 

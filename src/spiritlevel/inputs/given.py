@@ -130,8 +130,9 @@ class Given(ChosenParameters):
 
     def on_every(self, step: int) -> Self:
         """Return the same problem on every so many of its samples, which must be in memory."""
-        assert self.source.every is not None
-        return self.replaced(source=self.source.every(step))
+        assert self.source.some is not None
+        assert self.source.count is not None
+        return self.replaced(source=self.source.some(torch.arange(0, self.source.count, step)))
 
     def in_own_batches(self) -> Self:
         """Return the same problem in batches of one size on every device, for what is defined by the batches."""

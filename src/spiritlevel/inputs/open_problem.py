@@ -97,6 +97,7 @@ class OpenProblem(ChosenParameters):
     def joined(self, other: OpenProblem) -> OpenProblem:
         """Return another measurement as a part of this one, which must be done by the same time."""
         other.deadline = None if self.deadline is None else self.deadline.elsewhere()
+        other.progress = self.progress
         return other
 
     def on_few(self, count: int) -> OpenProblem:
@@ -105,7 +106,7 @@ class OpenProblem(ChosenParameters):
         Not on the first ones: sorted data begins with samples of one kind.
         """
         total = self.source.count
-        if self.source.every is not None and total is not None and total > count:
+        if self.source.some is not None and total is not None and total > count:
             few = self.on_every(-(-total // count))
         else:
             batch = next(iter(self.batches()))

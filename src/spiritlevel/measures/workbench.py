@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from spiritlevel.engine.blocks import BUDGET, TOLERANCE, Blocks
 from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.operators import HessianOperator
@@ -16,7 +18,7 @@ from spiritlevel.engine.passes.accumulating import CurvatureSums
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, SKETCH_DRAWS, curvature_sweep, fisher_columns
 from spiritlevel.engine.passes.gradient import GradientStats, mean_gradient
 from spiritlevel.engine.passes.operation_sampling import SAMPLING
-from spiritlevel.engine.warm_start import warm_start
+from spiritlevel.engine.warm_start import mixed, warm_start
 from spiritlevel.inputs.deadline import Deadline, TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.values.estimate import Estimate
@@ -36,6 +38,7 @@ class Workbench:
         tolerance: float | None = None,
         budget: float = BUDGET,
         eigenpairs: int = 1,
+        start: Tensor | None = None,
     ) -> None:
         self.problem = problem
         self.seed = seed
@@ -43,6 +46,8 @@ class Workbench:
         self.tolerance = tolerance
         self._budget = budget
         self._eigenpairs = eigenpairs
+        self._start = start  # vectors near the top eigenvectors
+        self.span: tuple[Tensor, Tensor] | None = None  # vectors a search multiplied, with their products
         self.known_blocks: Blocks | None = None  # until they are first asked for
         self._unclaimed = 0.0  # passes made by the first sweep for what was not asked for yet
         self._pairs: dict[tuple[str, int], tuple[float, Eigenpairs]] = {}  # searches with their tolerances
@@ -156,6 +161,12 @@ class Workbench:
 
         return find
 
+    @property
+    def top_vectors(self) -> Tensor | None:
+        """The top eigenvectors (P, k) that a search has found, None where there was none."""
+        searches = self._searches("largest") or self._searches("magnitude")
+        return searches[0][1].vectors if searches else None
+
     def _searches(self, which: Which) -> list[tuple[float, Eigenpairs]]:
         return [search for (end, _), search in self._pairs.items() if end == which]
 
@@ -178,15 +189,19 @@ class Workbench:
         return None
 
     def _search(self, k: int, which: Which, tolerance: float) -> Eigenpairs:
-        search = self._unfinished.pop((which, k), None) or EigenSearch(self.problem, k, which, tolerance, self.seed)
+        search = self._unfinished.pop((which, k), None) or EigenSearch(
+            self.problem, k, which, tolerance, self.seed, self._start
+        )
         try:
-            return search.run()
+            found = search.run()
+            self.span = search.pairs.span
+            return found
         except TimeSpent:
-            found = search.pairs.so_far()
-            if found is None:
+            unfinished = search.pairs.so_far()
+            if unfinished is None:
                 raise
             self._unfinished[which, k] = search
-            return found
+            return unfinished
 
     def go_on(self) -> bool:
         """Let searches that ran out of time go on where their pairs are asked for again; False where none did."""
@@ -206,10 +221,15 @@ class Workbench:
 
 
 class EigenSearch:
-    """A search for eigenpairs of a problem's Hessian, begun where those over few samples point."""
+    """A search for eigenpairs of a problem's Hessian, begun where it is told, or where those over few samples point."""
 
-    def __init__(self, problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int) -> None:
-        start = warm_start(problem, k, which, tolerance, seed)
+    def __init__(
+        self, problem: OpenProblem, k: int, which: Which, tolerance: float, seed: int, start: Tensor | None = None
+    ) -> None:
+        near = start is not None and start.shape[1] >= k
+        start = (
+            mixed(start[:, :k], seed) if start is not None and near else warm_start(problem, k, which, tolerance, seed)
+        )
         self.matrix = HessianOperator(problem, keep_graphs=None)
         self.matrix.products.usual = USUAL_WIDTH
         self.pairs = EigenpairSearch(
@@ -219,6 +239,7 @@ class EigenSearch:
             which,
             tolerance=tolerance,
             start=start,
+            fresh=0 if near else 1,
             linear=not self.matrix.path.differences,
             seed=seed,
             dtype=problem.dtype,

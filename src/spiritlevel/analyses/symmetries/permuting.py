@@ -61,6 +61,13 @@ def permute_neurons(
     False
     """
     found = found if found is not None else find(model, example, mode=mode)
+    changed = reordered(model, found, seed)
+    prove(unwrapped(model), changed, example, mode=found.mode)
+    return changed
+
+
+def reordered(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
+    """Return a copy with hidden units in another order, unproven: whatever stands in the parameters' places moves."""
     if found.analysis is None:
         raise SpiritlevelError(f"no units can change places: {found.reason}")
     state = found.analysis.units
@@ -87,7 +94,6 @@ def permute_neurons(
                     full = np.broadcast_to(of_axis, tuple(tensor.shape))
                     index = torch.from_numpy(_order(full.ravel(), source)).to(tensor.device)
                     tensor.copy_(tensor.flatten()[index].view_as(tensor))
-    prove(unwrapped(model), changed, example, mode=found.mode)
     return changed
 
 

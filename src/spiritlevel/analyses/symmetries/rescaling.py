@@ -11,6 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from spiritlevel.analyses.symmetries.factors import (
+    check_factor,
+    free_neurons,
+    given_layers,
+    given_neurons,
+    tensor_factors,
+)
 from spiritlevel.analyses.symmetries.found import Analysis, Symmetries
 from spiritlevel.analyses.symmetries.proof import prove
 from spiritlevel.analyses.symmetries.scales import Classes, Conflict
@@ -78,11 +85,11 @@ def rescale_layers(
             raise UsageError(
                 f"there is no layer {layer!r} whose output can be scaled{near_names(layer, state.produced)}"
             )
-        _check_factor(factor, f"the factor of layer {layer!r}")
+        check_factor(factor, f"the factor of layer {layer!r}")
     scales, approximate = None, False
     for classes in (exact, analysis.loose):
         try:
-            scales = classes.solve(_given(state, classes, factors))
+            scales = classes.solve(given_layers(state, classes, factors))
             break
         except Conflict:
             approximate = True
@@ -159,11 +166,11 @@ def rescale_neurons(
     """
     analysis, found = _analysed(model, example, mode, found)
     state, classes = analysis.walk, analysis.exact
-    free = {name: independent for name, (_, independent) in groups(state, classes).items() if independent}
+    free = free_neurons(analysis)
     given: dict[int, float] = {}
     if factors is None:
-        _check_factor(low, "low")
-        _check_factor(high, "high")
+        check_factor(low, "low")
+        check_factor(high, "high")
         if low > high:
             raise UsageError(f"low is {low:g} and high is {high:g}; low must not exceed high")
         generator = torch.Generator().manual_seed(seed)
@@ -172,15 +179,7 @@ def rescale_neurons(
             values = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * uniform)
             given.update(zip(independent, values.tolist()))
     else:
-        for name, values in factors.items():
-            if name not in free:
-                raise UsageError(f"no neuron symmetry is named {name!r}{near_names(name, free)}")
-            flat = torch.as_tensor(values, dtype=torch.float64).flatten().tolist()
-            if len(flat) != len(free[name]):
-                raise UsageError(f"factors[{name!r}] has {len(flat)} entries; the group has {len(free[name])} factors")
-            for value in flat:
-                _check_factor(value, f"an entry of factors[{name!r}]")
-            given.update(zip(free[name], flat))
+        given = given_neurons(free, factors)
     changed = _scaled(unwrapped(model), state, classes.solve(given))
     prove(unwrapped(model), changed, example, mode=found.mode)
     return changed
@@ -238,7 +237,7 @@ def scale_output(
     """
     if where not in ("last", "all"):
         raise UsageError(f"where is {where!r}; it is 'last' or 'all'")
-    _check_factor(alpha, "alpha")
+    check_factor(alpha, "alpha")
     found = found if found is not None else find(model, example, mode=mode)
     if found.analysis is None:
         changed = _last_linear_scaled(unwrapped(model), example, alpha, found)
@@ -263,22 +262,6 @@ def _analysed(model: nn.Module, example: Any, mode: str, found: Symmetries | Non
     if found.analysis is None:
         raise SpiritlevelError(f"nothing can be rescaled: {found.reason}")
     return found.analysis, found
-
-
-def _check_factor(factor: float, what: str) -> None:
-    if not isinstance(factor, int | float) or not math.isfinite(factor) or factor <= 0:
-        raise UsageError(f"{what} is {factor!r}; only positive finite factors keep the function")
-
-
-def _given(state: Walk, classes: Classes, factors: Mapping[str, float]) -> dict[int, float]:
-    given: dict[int, float] = {}
-    for layer, factor in factors.items():
-        for each in set(classes.of_label[layer_labels(state, layer)].tolist()):
-            if each in (classes.fixed, classes.output) and factor != 1:
-                raise Conflict({each})
-            if given.setdefault(each, float(factor)) != factor:
-                raise Conflict({each})
-    return given
 
 
 def _why_not(state: Walk, classes: Classes, factors: Mapping[str, float], found: Symmetries) -> str:
@@ -307,19 +290,14 @@ def _listing(found: Symmetries, before: str) -> str:
 
 
 def _scaled(model: nn.Module, state: Walk, scales: NDArray[np.float64]) -> nn.Module:
-    """Return a copy of the model with every stored tensor multiplied by its factor Π s^sign."""
+    """Return a copy of the model with every stored tensor multiplied by its factor."""
     changed = copied(model)
     tensors = {**dict(changed.named_parameters()), **dict(changed.named_buffers())}
     with torch.no_grad():
-        for name, terms in state.uses.items():
+        for name, factor in tensor_factors(state, scales):
             tensor = tensors[name]
-            factor = np.ones((1,) * tensor.dim())
-            for sign, labels in terms:
-                factor = factor * scales[labels] ** float(sign)
-            if (factor != 1).any():
-                # The product is formed in float64 and rounded once.
-                ratio = torch.tensor(factor, device=tensor.device)
-                tensor.copy_((tensor.double() * ratio).to(tensor.dtype))
+            # The product is formed in float64 and rounded once.
+            tensor.copy_((tensor.double() * torch.tensor(factor, device=tensor.device)).to(tensor.dtype))
     return changed
 
 

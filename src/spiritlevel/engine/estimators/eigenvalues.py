@@ -109,7 +109,8 @@ class EigenpairSearch:
     With ``relative_to="value"`` the residual must be small against the eigenvalue itself, down to rounding: ask for
     that at an end of the spectrum much shorter than the other (a slightly negative smallest eigenvalue beside a large
     positive one), where a residual small against the norm says nothing, not even about the sign.
-    ``start`` (P, any number of columns) is filled up with random columns to the width of the block.
+    ``start`` (P, any number of columns) is filled up with random columns to the width of the block, at least ``fresh``:
+    it may miss what is sought, unless something random is in it already.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class EigenpairSearch:
         width: int | None = None,
         max_basis: int | None = None,
         start: Tensor | None = None,
+        fresh: int = 1,
         linear: bool = True,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
@@ -149,7 +151,7 @@ class EigenpairSearch:
         if start is not None:
             if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
                 raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
-            block = min(size, max(block, start.shape[1] + 1))  # one random column: the start may miss what is sought
+            block = min(size, max(block, start.shape[1] + fresh))
         least, device = k + 2 * block, torch.device(device)
         limit = max_basis
         if limit is None:
@@ -214,6 +216,11 @@ class EigenpairSearch:
                 self._best = pairs.residuals
                 there = torch.zeros_like(there)
             self._next = space.next_block(directions[~there.to(directions.device)][: self._width], self._block)
+
+    @property
+    def span(self) -> tuple[Tensor, Tensor]:
+        """The orthonormal vectors multiplied so far (rows), and the products with them."""
+        return self._space.basis[: self._space.held], self._space.images[: self._space.held]
 
     def so_far(self) -> Eigenpairs | None:
         """Return the pairs as they stand without another product; None before there are any.
