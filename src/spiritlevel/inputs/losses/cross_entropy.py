@@ -13,7 +13,12 @@ from torch import Tensor
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
 from spiritlevel.inputs.losses.positions import from_positions, to_positions
-from spiritlevel.inputs.losses.softmax import softmax_factor_times, softmax_hessian_times, softmax_sketch_times
+from spiritlevel.inputs.losses.softmax import (
+    softmax_factor_times,
+    softmax_hessian_times,
+    softmax_sketch_times,
+    widened,
+)
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
 from spiritlevel.values.errors import UsageError
 
@@ -103,6 +108,7 @@ class CrossEntropy(Loss):
     def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Losses and weights ``(B,)``; the weight is the class weight of the label, summed over the positions."""
         logits, labels, _ = self._read(outputs, batch)
+        logits = widened(logits)
         losses = F.cross_entropy(
             logits.flatten(0, 1),
             labels.flatten(0, 1),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.losses.base import Factor, Loss, Sketch, labels_of
+from spiritlevel.inputs.losses.softmax import widened
 from spiritlevel.values.errors import UsageError
 
 
@@ -81,6 +82,7 @@ class BinaryCrossEntropy(_Elementwise):
 
     def per_sample(self, outputs: Tensor, batch: Content) -> tuple[Tensor, Tensor]:
         """Mean loss over a sample's entries, and weights 1."""
+        outputs = widened(outputs)
         labels = self._labels(outputs, batch).to(outputs.dtype)
         losses = F.binary_cross_entropy_with_logits(
             outputs, labels, pos_weight=self._pos_weight(outputs, outputs.dtype), reduction="none"

@@ -16,6 +16,20 @@ SUMMED_BY_PRODUCT = 64
 LEADING = 8
 
 
+# Logits up to this number are widened to float64 where a loss is differentiated.
+WIDENED = 1 << 22
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Return logits in which p - y, the gradient of a loss by automatic differentiation, does not cancel.
+
+    In float32 1 - p is lost below 6e-8: where every sample is fitted to within 1e-7 and closer, products with the
+    Hessian would be made of what rounding left.  More logits than ``WIDENED`` stay as they are: of a vocabulary no
+    sample is fitted so closely, and they would take the memory of a training step.
+    """
+    return logits.double() if logits.dtype == torch.float32 and logits.numel() <= WIDENED else logits
+
+
 def probabilities_and_tails(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities p_c and 1 - p_c = Σ_{j≠c} p_j over the last axis, both to full relative precision.
 
