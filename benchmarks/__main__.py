@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import curvature_works, growth, measure_works, peers, spectral_works, tables
+from benchmarks import curvature_works, growth, measure_works, peers, question_works, spectral_works, tables
 from benchmarks.machine import describe, gain_of_threads
 from benchmarks.timing import Work, measure
 
@@ -19,10 +19,12 @@ from benchmarks.timing import Work, measure
 FULL = {
     "trace": 1024, "probes": 20, "lenet5": 2048, "fcnbn": 1024, "resnet18": 128, "peer_samples": 24, "layers": 256,
     "top": 96, "density": 96, "density_probes": 10, "density_steps": 80, "descent_steps": 5000, "papers": 10_000,
+    "questions": 500,
 }  # fmt: skip
 QUICK = {
     "trace": 64, "probes": 8, "lenet5": 64, "fcnbn": 64, "resnet18": 8, "peer_samples": 1, "layers": 64,
     "top": 64, "density": 32, "density_probes": 5, "density_steps": 20, "descent_steps": 300, "papers": 64,
+    "questions": 64,
 }  # fmt: skip
 ON_GPU = {**FULL, "lenet5": 60_000, "fcnbn": 60_000, "resnet18": 10_000, "layers": 2048, "top": 2048, "density": 2048,
           "papers": 10_000}  # fmt: skip
@@ -32,6 +34,7 @@ def works(device: torch.device, sizes: dict[str, int]) -> dict[str, Callable[[],
     """Return every work by name; material and exact answers are made when one is called."""
     traces = curvature_works.all_sample_traces(device, sizes)
     measures = measure_works.all_measure_works(device, sizes)
+    comparison, audit = question_works.questions(device, sizes["questions"])
     return {
         "trace_diagonal": lambda: curvature_works.trace_and_diagonal(device, sizes["trace"], sizes["probes"]),
         "sample_traces_lenet5": traces[0],
@@ -45,6 +48,8 @@ def works(device: torch.device, sizes: dict[str, int]) -> dict[str, Callable[[],
         "normalised_sharpness": measures[0],
         "papers_one_pass": measures[1],
         "papers": measures[2],
+        "comparison": comparison,
+        "audit": audit,
     }
 
 

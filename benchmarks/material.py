@@ -51,9 +51,9 @@ def trained(model: nn.Module, data: Data, steps: int = 150, rate: float = 2e-3) 
 
 
 @functools.cache
-def lenet5() -> nn.Module:
+def lenet5(seed: int = 0) -> nn.Module:
     """Return LeNet-5 with 61,706 parameters."""
-    return trained(build("lenet5", seed=0), images(2000, seed=1))
+    return trained(build("lenet5", seed=seed), images(2000, seed=1))
 
 
 @functools.cache
