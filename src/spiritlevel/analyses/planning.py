@@ -104,20 +104,25 @@ class Plan:
     limit: float = math.inf
 
     def __str__(self) -> str:
-        least, most = map(in_words, self.seconds_range)
+        least, most = map(duration_in_words, self.seconds_range)
         between = f" ({least} to {most})" if least != most else ""
         passes = f"{self.passes_range[0]:.0f} to {self.passes_range[1]:.0f} gradient passes"
         lines = [
-            f"{self.samples:,} samples, {self.parameters:,} parameters: about {in_words(self.seconds)}{between}, "
+            f"{self.samples:,} samples, {self.parameters:,} parameters: {about(self.seconds)}{between}, "
             f"{passes}, about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
         ]
         for planned in self.measures:
             sweeps = passes_in_words(planned.sweeps) or "shared"
-            lines.append(f"  {planned.name:32} {sweeps:44} {in_words(planned.seconds)}")
+            lines.append(f"  {planned.name:32} {sweeps:44} {duration_in_words(planned.seconds)}")
         return "\n".join([*lines, *self.notes])
 
 
-def in_words(seconds: float) -> str:
+def about(seconds: float) -> str:
+    """Return a time as an estimate is said."""
+    return duration_in_words(seconds) if seconds < 1 else f"about {duration_in_words(seconds)}"
+
+
+def duration_in_words(seconds: float) -> str:
     """Return a time as it is said."""
     if seconds < 1:
         return "under a second"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spiritlevel.analyses.auditing import RUNS_A_STRENGTH, RUNS_AT_LEAST, work_of_audit
 from spiritlevel.analyses.comparison import work_of_comparison
-from spiritlevel.analyses.planning import Plan, in_words
+from spiritlevel.analyses.planning import Plan, about, duration_in_words
 
 # Where part of a network is sampled nothing follows from it, and each network's search measures so often for a measure.
 SEARCHED = 8
@@ -31,7 +31,5 @@ def _said(what: str, plan: Plan, follows: float, measured: float) -> str:
         min(each, limit)
         for each in (follows * plan.seconds_range[0], usual * plan.seconds, measured * plan.seconds_range[1])
     )
-    return (
-        f"{what} comes to about {usual:.0f} such measurements: about {in_words(seconds)} ({in_words(least)} to "
-        f"{in_words(most)})."
-    )
+    between = f"{duration_in_words(least)} to {duration_in_words(most)}"
+    return f"{what} comes to about {usual:.0f} such measurements: {about(seconds)} ({between})."

@@ -178,6 +178,8 @@ class _Check:
     def _evaluate(self, chosen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of the few samples plus a random combination of the outputs."""
         outputs = self.at.outputs(self.content, chosen)
+        if outputs.dtype != self.dtype:
+            raise TypeError(f"the model gives outputs of {outputs.dtype} whatever it is given")
         losses, weights = self.problem.loss.per_sample(outputs, self.content)
         if self.mixture is None:
             self.size = float(outputs.detach().abs().max()) or 1.0
