@@ -71,7 +71,7 @@ def audit(
 ) -> Audit:
     """Measure before and after every symmetry found in the network: which numbers would change, and by how much.
 
-    What a rescaling or a new order of units makes of sums over the Hessian's diagonal, of quadratic forms and of
+    What a rescaling or a permutation of units makes of sums over the Hessian's diagonal, of quadratic forms and of
     eigenvalues follows from the network's own, exactly; that it does is checked on each changed copy by a product with
     its own Hessian. Everything else, scaled outputs among it, is measured on the copies.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.analyses.parameter_maps import ParameterMap, Reordering, Rescaling
+from spiritlevel.analyses.parameter_maps import ParameterMap, Permutation, Rescaling
 from spiritlevel.analyses.symmetries import (
     Symmetries,
     permute_neurons,
@@ -20,7 +20,7 @@ from spiritlevel.analyses.symmetries import (
     scale_output,
 )
 from spiritlevel.analyses.symmetries.factors import entry_factors
-from spiritlevel.analyses.symmetries.permuting import reordered
+from spiritlevel.analyses.symmetries.permuting import permuted_copy
 from spiritlevel.analyses.symmetries.search import find_in_copy
 from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.model_forward import Forward, arguments_of, default_forward
@@ -116,7 +116,7 @@ class Equivalents:
         """Return the problem with hidden units in another order."""
         return self.changed(lambda net, x, found: permute_neurons(net, x, seed=seed, found=found))
 
-    def reordering(self, seed: int = 0) -> Reordering:
+    def permutation(self, seed: int = 0) -> Permutation:
         """Return how ``permuted`` moves entries of the parameters, and of whatever else has their shapes."""
 
         def move(parts: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -125,11 +125,11 @@ class Equivalents:
             with torch.no_grad():
                 for name, part in parts.items():
                     own[name].copy_(part)
-            moved = reordered(carrier, self.found, seed).named_parameters()
+            moved = permuted_copy(carrier, self.found, seed).named_parameters()
             after = {self.shown(name): tensor.detach() for name, tensor in moved}
             return {name: after[name].to(part) for name, part in parts.items()}
 
-        return Reordering(move)
+        return Permutation(move)
 
     def outputs_scaled(self, alpha: float) -> OpenProblem:
         """Return the problem with all outputs multiplied by α through the last layer (T_α)."""

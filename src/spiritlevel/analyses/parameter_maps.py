@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.changed_sums import reordered_sums, rescaled_sums
+from spiritlevel.engine.changed_sums import permuted_sums, rescaled_sums
 from spiritlevel.engine.estimators.eigenvalues import Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.passes.accumulating import CurvatureSums
 
@@ -68,7 +68,7 @@ class Rescaling:
 
 
 @dataclass(frozen=True)
-class Reordering:
+class Permutation:
     """Entries change places, all of them as ``move`` moves a vector over the parameters."""
 
     move: Callable[[ByName], ByName]
@@ -83,7 +83,7 @@ class Reordering:
 
     def sums(self, sums: CurvatureSums) -> CurvatureSums:
         """Return the changed network's curvature sums."""
-        return reordered_sums(
+        return permuted_sums(
             sums,
             self.move({name: own.diagonal[0] for name, own in sums.parameters.items() if own.diagonal is not None}),
         )
@@ -103,4 +103,4 @@ class Reordering:
         return replace(pairs, vectors=torch.stack(columns, dim=1))
 
 
-ParameterMap = Rescaling | Reordering
+ParameterMap = Rescaling | Permutation

@@ -58,7 +58,7 @@ def rescalings(equivalents: Equivalents, ranges: Ranges, seed: int) -> Iterator[
 def permutations(equivalents: Equivalents, ranges: Ranges, seed: int) -> Iterator[Change]:
     """Put hidden units into another order, once."""
     if equivalents.found.of_kind("permutation"):
-        yield Change("permutation", "", lambda: equivalents.permuted(seed), equivalents.reordering(seed))
+        yield Change("permutation", "", lambda: equivalents.permuted(seed), equivalents.permutation(seed))
 
 
 # What keeps the outputs; scaling them is a sweep of its own.

@@ -26,7 +26,7 @@ def rescaled_sums(sums: CurvatureSums, factors: Mapping[str, Tensor]) -> Curvatu
     return _without_samples(sums, {name: _rescaled(own, factors.get(name)) for name, own in sums.parameters.items()})
 
 
-def reordered_sums(sums: CurvatureSums, diagonals: Mapping[str, Tensor]) -> CurvatureSums:
+def permuted_sums(sums: CurvatureSums, diagonals: Mapping[str, Tensor]) -> CurvatureSums:
     """Return the sums after entries changed places, from the diagonal in its new order; rows stay in the old one."""
     found = {
         name: own if own.diagonal is None else replace(own, diagonal=diagonals[name][None])

@@ -61,12 +61,12 @@ def permute_neurons(
     False
     """
     found = found if found is not None else find(model, example, mode=mode)
-    changed = reordered(model, found, seed)
+    changed = permuted_copy(model, found, seed)
     prove(unwrapped(model), changed, example, mode=found.mode)
     return changed
 
 
-def reordered(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
+def permuted_copy(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
     """Return a copy with hidden units in another order, unproven: whatever stands in the parameters' places moves."""
     if found.analysis is None:
         raise SpiritlevelError(f"no units can change places: {found.reason}")
