@@ -24,6 +24,19 @@ def test_a_long_gradient_is_a_no_and_a_short_one_a_yes_on_all_data_only() -> Non
     assert at_minimum(0.0, 0.0, 10, 10) is True
 
 
+def test_a_plateau_is_no_minimum_unless_something_brought_the_network_there() -> None:
+    assert at_minimum(0.1, 0.08, 1000, 1000) is True
+    assert at_minimum(0.1, 0.08, 1000, 1000, guessing=True) is None
+    assert at_minimum(1e-3, 0.08, 1000, 1000, guessing=True) is True
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+@pytest.mark.parametrize("seed", range(3))
+def test_networks_as_initialised_are_never_called_at_a_minimum(name: str, seed: int) -> None:
+    problem = sl.Problem(sl.nets.build(name, seed=seed), sl.datasets.load("digits"))
+    assert standing_of(sl.measure(problem, "weight_norm").header) != "yes"
+
+
 @pytest.mark.parametrize("samples", [8, 30, 100, 300])
 def test_few_samples_never_make_a_minimum_of_a_slope(samples: int) -> None:
     # Each sample's gradient leans by a third of its spread: over enough samples that is a long way from a minimum.

@@ -28,7 +28,7 @@ from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results import Report
 from spiritlevel.results.header import Header
-from spiritlevel.results.standing import at_minimum
+from spiritlevel.results.standing import at_minimum, guesses
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate, Result
 
@@ -269,7 +269,7 @@ def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient
         accuracy=survey.accuracy,
         gradient_norm=None if gradient is None else gradient.norm,
         gradient_noise=None if gradient is None else gradient.noise,
-        at_minimum=None if gradient is None else at_minimum(gradient.norm, gradient.noise, survey.count, total),
+        at_minimum=None if gradient is None else _at_minimum(problem, gradient, total),
         seed=seed,
         data_seed=problem.seed,
         fingerprint=survey.fingerprint,
@@ -284,6 +284,13 @@ def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient
         passes=dict(problem.spent),
         notes=tuple(problem.notes),
     )
+
+
+def _at_minimum(problem: OpenProblem, gradient: GradientStats, total: int) -> bool | None:
+    survey = problem.survey
+    classes = survey.output_shape[-1] if survey.correct is not None and problem.loss.name == "cross_entropy" else None
+    guessing = guesses(survey.loss, classes)
+    return at_minimum(gradient.norm, gradient.noise, survey.count, total, guessing=guessing)
 
 
 def versions() -> dict[str, str]:

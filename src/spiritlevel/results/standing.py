@@ -14,19 +14,32 @@ NOISE = 2.0  # a gradient longer than this many times its own noise is not there
 # Of the spread of single samples' gradients: where all data was seen, the samples of a minimum cancel to a small rest.
 # The noise alone would let any network pass on few samples, whose noise is large.
 CANCELLED = 0.1
+# A loss above this share of that of equal scores says no more than guessing does.  On such a plateau gradients are
+# short as well; only one that is shorter than its noise by this much was brought there.
+GUESSING, BROUGHT = 0.9, 0.1
 
 
-def at_minimum(norm: float, noise: float | None, samples: int, samples_total: int) -> bool | None:
+def guesses(loss: float, classes: int | None) -> bool:
+    """Return whether a cross-entropy says hardly more than equal scores would of so many classes."""
+    return classes is not None and loss > GUESSING * math.log(classes)
+
+
+def at_minimum(
+    norm: float, noise: float | None, samples: int, samples_total: int, *, guessing: bool = False
+) -> bool | None:
     """Return whether a gradient is that of a minimum: no, yes, or None where the samples cannot tell.
 
     The mean gradient of N samples is ``noise`` long in the root mean square where the true one is zero, and each
     sample's own spreads by √N of that.  A long gradient is a no.  A short one is a yes only where no sample was left
-    out, so that it is the very gradient of the loss; of a draw it may be short because the draw is small.
+    out, so that it is the very gradient of the loss; of a draw it may be short because the draw is small, and of a
+    network that is ``guessing`` because it has hardly begun to learn.
     """
     if noise is None:
         return None
     if norm > NOISE * noise:
         return False
+    if guessing and norm > BROUGHT * noise:
+        return None
     spread = noise * math.sqrt(samples)
     return True if samples >= samples_total and norm <= CANCELLED * spread else None
 
