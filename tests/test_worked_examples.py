@@ -21,7 +21,6 @@ import spiritlevel as sl
 from spiritlevel.engine.blocks import Blocks
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.declaration import Measure
-from spiritlevel.measures.interpretations import INTERPRETATIONS
 from spiritlevel.measures.reference import Dense
 from spiritlevel.measures.registry import MEASURES
 from tests.helpers import opened
@@ -182,7 +181,7 @@ def test_the_measure_is_interpreted(measure: Measure) -> None:
     test_interpretations.test_every_interpretation_is_whole(measure.name)
     before = registry_wide.run_alone(measure, opened(*trained.trained_mlp()))
     for influence, case in test_interpretations.CASES.items():
-        claim = INTERPRETATIONS[measure.name].answer(influence)
+        claim = test_interpretations.of(measure.name).answer(influence)
         test_symmetry_claims.assert_claim(claim, before, registry_wide.run_alone(measure, opened(*case())))
 
 

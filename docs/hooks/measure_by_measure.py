@@ -13,7 +13,7 @@ if __name__ == "__main__":
 from docs.hooks.material import ROOT
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.interpretation import CONFIDENCE, FEWER_SAMPLES, INFLUENCES, INFLUENCES_IN_SHORT
-from spiritlevel.measures.interpretations import INTERPRETATIONS
+from spiritlevel.measures.interpretations import interpretation_of
 from spiritlevel.measures.registry import MEASURES
 from spiritlevel.results.numerals import MISSING, percent, plain, with_error
 from spiritlevel.values.symmetries import SYMMETRIES
@@ -97,7 +97,8 @@ def _table(head: list[str], rows: list[list[str]], right: bool = False) -> list[
 def _what_moves() -> list[str]:
     rows = []
     for name in MEASURES:
-        read = INTERPRETATIONS[name]
+        read = interpretation_of(MEASURES[name])
+        assert read is not None
         answers = [_SHORT[read.answer(which)] for which in INFLUENCES]
         rows.append([f"[`{name}`](#{name})", *answers, read.confidence, read.fewer_samples])
     return _table(["measure", *INFLUENCES_IN_SHORT.values(), "confidence", "fewer samples"], rows)
@@ -151,7 +152,8 @@ def _direction(own: Measure) -> str:
 
 def said_of(own: Measure) -> dict[str, str]:
     """Return what a measure's declaration and interpretation say of reading it, by label."""
-    read = INTERPRETATIONS[own.name]
+    read = interpretation_of(own)
+    assert read is not None
     answers = {each.words: own.invariances[each.name] for each in SYMMETRIES.values()}
     answers |= {words: read.answer(which) for which, words in INFLUENCES_IN_SHORT.items()}
     answers[_MODE] = read.fewer_samples == "not used"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from spiritlevel.measures.costs import Cost
+from spiritlevel.measures.interpretation import Interpretation
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.statistics import STATISTICS
 from spiritlevel.values.symmetries import SYMMETRIES
@@ -86,6 +87,8 @@ class Measure:
         The function of the Hessian's diagonal that it is, where it is one.
     stability_line : bool
         Whether gradient descent keeps it at 2 over the learning rate.
+    interpretation : Interpretation
+        How its values are to be read; None where that does not stand in its declaration.
     builtin : bool
         Whether it comes with the package.
 
@@ -122,6 +125,7 @@ class Measure:
     statistic: str = "mean"  # of the samples' values; a setting of that name takes its place
     surrogate: str = ""  # the function of the Hessian's diagonal that it is, where it is one
     stability_line: bool = False  # whether gradient descent keeps it at 2 over the learning rate
+    interpretation: Interpretation | None = None  # where it does not stand in ``interpretations.py``
     builtin: bool = False
 
     def __call__(self, *quantities: Any, **settings: Any) -> Any:
@@ -197,6 +201,7 @@ def declare(
     statistic: str = "mean",
     surrogate: str = "",
     stability_line: bool = False,
+    interpretation: Interpretation | None = None,
 ) -> Callable[[Callable[..., Any]], Measure]:
     r"""Declare a measure: the decorated function's positional arguments name what it needs, its keywords its settings.
 
@@ -245,6 +250,8 @@ def declare(
         The function of the Hessian's diagonal that it is, where it is one: the search for reversals uses it.
     stability_line : bool
         Whether gradient descent keeps it at 2 over the learning rate.
+    interpretation : Interpretation
+        How its values are to be read: `spiritlevel.measures.interpretation.Interpretation`.
 
     Returns
     -------
@@ -309,6 +316,7 @@ def declare(
             statistic=statistic,
             surrogate=surrogate,
             stability_line=stability_line,
+            interpretation=interpretation,
         )
 
     return wrap

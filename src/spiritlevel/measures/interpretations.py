@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.interpretation import INFLUENCES, Interpretation
 
 _ALL = tuple(INFLUENCES)
@@ -329,3 +330,8 @@ INTERPRETATIONS: dict[str, Interpretation] = {
 }
 # The largest of several means is no mean.
 INTERPRETATIONS["kappa_tau_max"] = replace(INTERPRETATIONS["kappa_tau_max"], fewer_samples="too large")
+
+
+def interpretation_of(own: Measure) -> Interpretation | None:
+    """Return how a measure's values are to be read: as its declaration says, or as it stands here."""
+    return own.interpretation or INTERPRETATIONS.get(own.name)
