@@ -80,3 +80,20 @@ def test_two_networks_have_no_answer_beyond_their_comparison() -> None:
     both = dict(list(made_runs(1, 2).items()))
     assert answers(both) == []
     assert isinstance(next(iter(both.values())).header, Header)
+
+
+def test_networks_that_have_learnt_nothing_are_not_called_the_flattest() -> None:
+    """Of a run from its beginning the first epochs are flat, for nothing was learnt there."""
+    data = sl.datasets.load("digits").subset(range(200))
+    model, reports = sl.nets.build("digits_mlp", seed=0), {}
+    for epoch in range(5):
+        reports[f"epoch {epoch}"] = sl.measure(sl.Problem(model, data), ["hessian_trace", "kappa_tau_sum"])
+        sl.training.train(model, data, steps=1 if epoch < 2 else 400, batch_size=20, lr=0.1)
+    assert [report.header.guessing for report in reports.values()][:3] == [True, True, True]
+    found = sl.compare(reports)
+    first = found.answer[0]
+    assert "hardly better than guessing" in first
+    assert not any(f"epoch {epoch} (" in first for epoch in range(3))
+    assert [report.header.guessing for report in (sl.Report.from_record(r.record()) for r in reports.values())] == [
+        report.header.guessing for report in reports.values()
+    ]

@@ -10,7 +10,7 @@ from spiritlevel.measures.registry import DEFAULT, words_of
 from spiritlevel.results import Report
 from spiritlevel.results.compared import Comparison
 from spiritlevel.results.numerals import percent, plain
-from spiritlevel.results.ranking import Ranking, at_minimum_or_untold, test_accuracies
+from spiritlevel.results.ranking import Ranking, at_minimum_or_untold, left_out_words, test_accuracies
 from spiritlevel.results.runs import Runs
 
 MOST_NAMED = 2
@@ -31,7 +31,7 @@ def answer_of_many(compared: Comparison, measures: Mapping[str, Measure]) -> lis
     if not kept:
         aside = "though none of these networks is at a minimum"
     elif left_out:
-        aside = f"leaving out the {left_out:,} of {len(reports):,} networks that {_are(left_out)} not at a minimum"
+        aside = f"leaving out the {left_out:,} of {len(reports):,} networks that {left_out_words(reports)}"
     flattest = _flattest(rankings, kept or list(reports), runs, reports)
     found.append(_sentence(aside, flattest))
     ends = [label for label in runs.ends.values() if label in kept] or list(runs.ends.values())

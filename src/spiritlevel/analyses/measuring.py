@@ -260,6 +260,8 @@ def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient
     exact = None if blocks is None else blocks.exact_layers
     sums = None if blocks is None else blocks.sums
     rounding = None if sums is None else sums.rounding
+    classes = survey.output_shape[-1] if survey.correct is not None and problem.loss.name == "cross_entropy" else None
+    guessing = guesses(survey.loss, classes)
     return Header(
         model=type(problem.model).__name__,
         samples=survey.count,
@@ -269,7 +271,8 @@ def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient
         accuracy=survey.accuracy,
         gradient_norm=None if gradient is None else gradient.norm,
         gradient_noise=None if gradient is None else gradient.noise,
-        at_minimum=None if gradient is None else _at_minimum(problem, gradient, total),
+        at_minimum=at_minimum_of(gradient, survey.count, total, guessing=guessing),
+        guessing=guessing or None,
         seed=seed,
         data_seed=problem.seed,
         fingerprint=survey.fingerprint,
@@ -286,11 +289,9 @@ def header_of(problem: OpenProblem, bench: Workbench | None, seed: int, gradient
     )
 
 
-def _at_minimum(problem: OpenProblem, gradient: GradientStats, total: int) -> bool | None:
-    survey = problem.survey
-    classes = survey.output_shape[-1] if survey.correct is not None and problem.loss.name == "cross_entropy" else None
-    guessing = guesses(survey.loss, classes)
-    return at_minimum(gradient.norm, gradient.noise, survey.count, total, guessing=guessing)
+def at_minimum_of(gradient: GradientStats | None, samples: int, total: int, *, guessing: bool) -> bool | None:
+    """Return whether a network is at a minimum, None where nobody looked or it cannot be told."""
+    return None if gradient is None else at_minimum(gradient.norm, gradient.noise, samples, total, guessing=guessing)
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from spiritlevel.page.parts import Cell, Figure, First, PageTable, TableRow
 from spiritlevel.page.sections import epochs
 from spiritlevel.results.compared import Comparison
 from spiritlevel.results.numerals import MISSING, percent, plain, value_text
-from spiritlevel.results.ranking import at_minimum_or_untold, test_accuracies
+from spiritlevel.results.ranking import at_minimum_or_untold, left_out_words, test_accuracies
 from spiritlevel.results.standing import Standing, standing_of
 
 MOST_TITLES = 4
@@ -119,7 +119,8 @@ def _table(content: PageContent, ranked: Comparison) -> PageTable:
     left_out = len(content.reports) - len(among)
     note = f"{_held_together(ranked)} ± is one standard error of the computation."
     if left_out:
-        note += f" {left_out:,} networks that are not at a minimum are left out here; the ranking below has all."
+        which = f"{left_out:,} networks that {left_out_words(content.reports)}"
+        note += f" {which} are left out here; the ranking below has all."
     return PageTable("first-table", columns, rows, note=note)
 
 
@@ -128,7 +129,10 @@ def _held_together(ranked: Comparison) -> str:
 
 
 def _elsewhere(best: str, first: str, content: PageContent) -> str:
-    return "" if best == first else f"of all: {content.runs.where(best)}, not at a minimum"
+    if best == first:
+        return ""
+    why = "hardly better than guessing" if content.reports[best].header.guessing else "not at a minimum"
+    return f"of all: {content.runs.where(best)}, {why}"
 
 
 def _tied(labels: list[str], content: PageContent) -> str:

@@ -66,6 +66,8 @@ class Header:
         The accuracy on test data, where somebody said it.
     precision : str
         That of Gauss–Newton sums where it is coarser than ``dtype``.
+    guessing : bool
+        True where a classifier does hardly better than guessing.
     other : mapping
         What a file or a user says beyond the fields here.
     """
@@ -105,6 +107,7 @@ class Header:
     run_group: str | None = None
     test_accuracy: float | None = None
     precision: str | None = None
+    guessing: bool | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -162,7 +165,7 @@ _LISTS = ("layers", "exact_layers", "notes")
 # Left out of a file where nobody said them.
 _SELDOM = (
     "data_seed", "request", "learning_rate", "identity", "epoch", "step", "precision",
-    "run", "run_group", "test_accuracy",
+    "run", "run_group", "test_accuracy", "guessing",
 )  # fmt: skip
 
 

@@ -74,8 +74,23 @@ def ranking_of(name: str, reports: Mapping[str, Report], contrasts: Iterable[Con
 
 
 def at_minimum_or_untold(reports: Mapping[str, Report]) -> list[str]:
-    """Return the networks that are at a minimum, or of which it cannot be told."""
-    return [k for k, r in reports.items() if r.header.trained is not False and standing_of(r.header) != "no"]
+    """Return the networks that are at a minimum, or of which it cannot be told; none that does not beat guessing."""
+    return [
+        label
+        for label, report in reports.items()
+        if report.header.trained is not False and standing_of(report.header) != "no" and not report.header.guessing
+    ]
+
+
+def left_out_words(reports: Mapping[str, Report]) -> str:
+    """Return what is wrong with the networks that these are not, in words that follow "networks that"."""
+    left = [report.header for label, report in reports.items() if label not in at_minimum_or_untold(reports)]
+    are = "is" if len(left) == 1 else "are"
+    guessing = any(header.guessing for header in left)
+    away = any(not header.guessing for header in left)
+    parts = [f"{are} not at a minimum"] if away else []
+    parts += [f"{'does' if len(left) == 1 else 'do'} hardly better than guessing"] if guessing else []
+    return " or ".join(parts)
 
 
 def test_accuracies(reports: Mapping[str, Report], test: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
