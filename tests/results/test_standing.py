@@ -22,11 +22,12 @@ def test_a_long_gradient_is_a_no_and_a_short_one_a_yes_on_all_data_only() -> Non
     assert at_minimum(0.5, 0.1, 1000, 5000) is False
     assert at_minimum(0.1, None, 1, 1) is None
     assert at_minimum(0.0, 0.0, 10, 10) is True
+    assert at_minimum(0.15, 0.1, 1000, 1000) is None
 
 
 def test_a_plateau_is_no_minimum_unless_something_brought_the_network_there() -> None:
-    assert at_minimum(0.1, 0.08, 1000, 1000) is True
-    assert at_minimum(0.1, 0.08, 1000, 1000, guessing=True) is None
+    assert at_minimum(0.07, 0.08, 1000, 1000) is True
+    assert at_minimum(0.07, 0.08, 1000, 1000, guessing=True) is None
     assert at_minimum(1e-3, 0.08, 1000, 1000, guessing=True) is True
 
 

@@ -11,6 +11,8 @@ from spiritlevel.results.numerals import plain
 Standing = Literal["no", "not told", "yes"]
 
 NOISE = 2.0  # a gradient longer than this many times its own noise is not there by chance
+# One that training brought there is no longer than the noise: between the two nobody can tell.
+AT_REST = 1.0
 # Of the spread of single samples' gradients: where all data was seen, the samples of a minimum cancel to a small rest.
 # The noise alone would let any network pass on few samples, whose noise is large.
 CANCELLED = 0.1
@@ -41,7 +43,7 @@ def at_minimum(
     if guessing and norm > BROUGHT * noise:
         return None
     spread = noise * math.sqrt(samples)
-    return True if samples >= samples_total and norm <= CANCELLED * spread else None
+    return True if samples >= samples_total and norm <= min(AT_REST * noise, CANCELLED * spread) else None
 
 
 def standing_of(header: Header) -> Standing | None:
