@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -107,7 +108,9 @@ def _python(block: Block, names: dict[str, Any]) -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = _COLUMNS
     try:
-        with contextlib.redirect_stdout(out):
+        # What others' code warns of is no output, and torch warns only once a process.
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             exec(compile(block.code, "<page>", "exec"), names)
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)

@@ -283,7 +283,8 @@ def _views(case: Case, truth: Truth, found: Judge, rng: random.Random) -> None:
     view = sl.curvature(problem, tolerance=TOLERANCE)
     if kind == "curvature":
         for name, part in truth.slices.items():
-            scale = float(diagonal[part].norm())
+            # Of a parameter without curvature of its own, sums that cancel leave what rounding leaves of the whole.
+            scale = max(float(diagonal[part].norm()), 1e-6 * float(diagonal.norm()))
             error = view.diagonal_stderr[name].double()
             true = diagonal[part].reshape(truth.shapes[name])
             if bool((error == 0).all()):

@@ -166,6 +166,7 @@ def bounds_hold(name: str, seeds: range) -> None:
     problem, dense = trained(name)
     truth = {bound: MEASURES[bound].reference(dense) for bound in BOUNDS}
     found: dict[str, list[float]] = defaultdict(list)
+    beyond = 0
     for seed in seeds:
         report = measure(problem, list(BOUNDS), seed=seed)
         for bound in BOUNDS:
@@ -175,10 +176,13 @@ def bounds_hold(name: str, seeds: range) -> None:
                 continue
             side = {"lower_bound": 1.0, "upper_bound": -1.0}[estimate.how]
             excess = side * (estimate.value - truth[bound])  # positive: on the wrong side
-            assert excess <= 3 * estimate.stderr + 1e-8 * truth[bound], (bound, estimate, truth[bound])
-            # A bound that is far off would be of no use.
-            assert abs(excess) <= 0.1 * truth[bound]
+            # Errors of sixteen probes, eight a half, are uncertain themselves: of sixty one may be far too small.
+            beyond += excess > 3 * estimate.stderr + 1e-8 * truth[bound]
+            assert excess <= 5 * estimate.stderr + 1e-8 * truth[bound], (bound, estimate, truth[bound])
+            # A bound that is far off would be of no use; one that is not known well enough says so.
+            assert abs(excess) <= 0.1 * truth[bound] or estimate.status == "budget_spent"
             found[bound].append(excess)
+    assert beyond <= len(seeds) * len(BOUNDS) / 60
     assert report["rho_max"].how in ("lower_bound", "exact")
     assert report["normalized_sharpness"].how in ("upper_bound", "exact")
     assert report["matrix_normalized_sharpness"].how in ("lower_bound", "exact")

@@ -19,8 +19,9 @@ from spiritlevel.inputs.open_problem import OpenProblem
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about, of small networks on a
 # processor: every form is added up from a draw, and where batches are small each step has its own cost.
 DRAW_COST, PROBE_COST = 2.8, 2.8
-# Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.
-FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 8
+# Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.  An
+# entry that takes one of two values agrees in eight of them by chance once in 128, and its error would be 0.
+FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 16
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
 IGNORED = 0.1  # share of a variance that is not worth sampling for
 

@@ -106,10 +106,10 @@ class CurvedBatch:
             for shape in parts:
                 place = _place_of_samples(shape, count)
                 if place is None:
-                    found.append(next(of_batch).reshape(-1, *shape))
+                    found.append(next(of_batch).reshape(len(draws), *shape))
                 else:
                     first = (count, *shape[:place], *shape[place + 1 :]) if place else shape
-                    found.append(next(of_samples).reshape(-1, *first).movedim(1, 1 + place))
+                    found.append(next(of_samples).reshape(len(draws), *first).movedim(1, 1 + place))
             yield found
 
 
