@@ -211,6 +211,11 @@ def test_the_reading_of_the_mock() -> None:
     ]
 
 
+def test_more_than_two_layers_are_no_pair() -> None:
+    three = Finding("Hessian trace", "A", between(2.0), holds="reversible", factor=1.5, kind="layers", layers=3)
+    assert "but rescaling layers by 1.5 reverses it" in reading_of(["A", "B"], [three])[1]
+
+
 def test_readings_say_no_more_than_is_known() -> None:
     surviving = [Finding("ρ, summed over layers", "B", between(0.5, 0.4, 0.6), holds="invariant")]
     assert reading_of(["A", "B"], surviving) == [

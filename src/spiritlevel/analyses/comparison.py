@@ -344,6 +344,7 @@ def _finding(row: ComparisonRow, own: Measure | None) -> Finding:
         checked=row.holding.checked,
         factor=None if reversal is None else reversal.factor,
         kind="" if reversal is None else reversal.kind,
+        layers=2 if reversal is None else len(reversal.layers),
     )
 
 

@@ -23,6 +23,7 @@ class Finding:
     checked: bool = True  # by measuring on rescaled copies; otherwise only declared
     factor: float | None = None  # the rescaling that reverses it
     kind: str = ""  # "layers" or "neurons"
+    layers: int = 2  # whose weights it multiplies, where it rescales layers
 
 
 def reading_of(
@@ -124,7 +125,9 @@ def _what_could_say_otherwise(findings: Sequence[Finding]) -> str:
         names = " and ".join(finding.words for finding in loudest)
         factor = max(finding.factor for finding in loudest if finding.factor is not None)
         kinds = {finding.kind for finding in loudest}
-        what = "one pair of layers" if kinds == {"layers"} else "neurons" if kinds == {"neurons"} else "weights"
+        what = "weights" if len(kinds) > 1 else "neurons" if kinds == {"neurons"} else "layers"
+        if what == "layers" and all(finding.layers == 2 for finding in loudest):
+            what = "one pair of layers"
         size = at_least(factor, 2)
         one = len(loudest) == 1
         at_most = "" if one else "at most "
