@@ -70,7 +70,7 @@ EXTRAS = {
             "test",
             "the tests: make test",
             {
-                "pytest": "pytest", "pytest-xdist": "xdist", "ruff": "ruff", "mypy": "mypy",
+                "pytest": "pytest", "pytest-xdist": "xdist", "ruff": "ruff", "mypy": "mypy", "pyyaml": "yaml",
                 "import-linter": "importlinter", **_PAGE, **_DRAWN, **_PANDAS, "pillow": "PIL",
                 "playwright": "playwright", "nbclient": "nbclient", "ipykernel": "ipykernel", **_BENCHED,
             },
