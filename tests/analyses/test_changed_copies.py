@@ -141,6 +141,18 @@ def test_a_copy_that_keeps_its_outputs_alone_is_measured_and_not_believed() -> N
         assert trial.verdict == "changes"  # which for ρ no closed form would tell
 
 
+def test_samples_without_curvature_vouch_for_nothing() -> None:
+    torch.manual_seed(0)
+    copies, _ = copies_of(dense_network().double(), torch.randn(30, 6).double(), ["hessian_trace"])
+    (change,) = [c for c in changes_of(copies) if (c.symmetry, c.strength) == ("layer_rescaling", "usual")]
+    assert change.map is not None
+    problem = change.make()
+    assert copies.rescaler.agrees(problem, change.map)
+    vector, product = copies.rescaler._own  # type: ignore[misc]
+    copies.rescaler._own = vector, {name: torch.zeros_like(part) for name, part in product.items()}
+    assert not copies.rescaler.agrees(problem, change.map)
+
+
 def test_a_sampled_network_is_measured_on_every_copy() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 3)).double()

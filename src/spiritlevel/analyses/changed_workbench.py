@@ -155,6 +155,8 @@ class Rescaler:
         expected = map.product(product)
         # In the network's own coordinates, in which no factor makes a part of the product large or small.
         whole = max(float(part.norm()) for part in product.values())
+        if whole == 0:  # where these samples have no curvature agreement would show nothing
+            return False
         dtype = self.problem.dtype
         allowed, unseen = ALLOWED.get(dtype, ALLOWED[torch.float32]), UNSEEN.get(dtype, UNSEEN[torch.float32])
         apart = map.vector({name: found[name] - part for name, part in expected.items()})
