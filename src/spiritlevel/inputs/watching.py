@@ -1,7 +1,8 @@
 """Watching a forward pass for what would make its derivatives those of another function.
 
 A hook on a tensor changes gradients and not the function: it is left out.  Autocast inside the model changes the
-arithmetic that results are labelled with: it is switched off.  Values that leave the graph (detach, ``.item()``,
+arithmetic that results are labelled with: it is switched off.  A fused attention kernel that the model asks for has no
+second derivative: the mathematical one runs in its place.  Values that leave the graph (detach, ``.item()``,
 ``no_grad``) may or may not matter: they are noticed, and every sample's derivatives are then held against differences.
 """
 
@@ -14,13 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from spiritlevel.inputs.process.attention_kernels import fused_kernels_allowed, mathematical_attention
 from spiritlevel.inputs.process.precision import autocast_kinds, without_autocast
 
 HOOKS = "Hooks on tensors inside the model's forward were left out: they change gradients, not the function measured."
 AUTOCAST = "Autocast inside the model's forward was switched off: numbers are those of the model in its own precision."
+ATTENTION = (
+    "Attention ran by its mathematical kernel: the fused ones that the model's forward asks for (flash, "
+    "memory-efficient) have no second derivative."
+)
+_ATTENDING = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
 # Numbers that Python or another library goes on with; what stays a tensor is known by taking no gradient any more.
 _LEAVING = {
@@ -68,11 +76,13 @@ class Watch(TorchFunctionMode):
         if func is Tensor.register_hook:
             self.left_out.add(HOOKS)
             return RemovableHandle(OrderedDict())
-        if not self._coarse and autocast_kinds():
-            self.left_out.add(AUTOCAST)
-            with without_autocast():
-                found = func(*args, **kwargs)
-        else:
+        with contextlib.ExitStack() as around:
+            if not self._coarse and autocast_kinds():
+                self.left_out.add(AUTOCAST)
+                around.enter_context(without_autocast())
+            if func in _ATTENDING and fused_kernels_allowed():
+                self.left_out.add(ATTENTION)
+                around.enter_context(mathematical_attention())
             found = func(*args, **kwargs)
         if not self._coarse and isinstance(found, Tensor) and found.is_floating_point():
             self.dtypes.add(found.dtype)

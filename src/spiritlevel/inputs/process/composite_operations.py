@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.inputs.process.activation_checkpointing import without_checkpointing
+from spiritlevel.inputs.process.attention_kernels import mathematical_attention
 from spiritlevel.inputs.process.scope import hold, process_scope
 from spiritlevel.inputs.torch_internals.weight_norms import fused_weight_norm, may_normalise_weights
 
@@ -22,7 +22,7 @@ def composite_operations(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Run attention, recurrence, weight normalisation and checkpoints in forms that can be differentiated twice."""
     modules = list(modules)
     with process_scope(), contextlib.ExitStack() as stack:
-        hold("mathematical attention", lambda: sdpa_kernel(SDPBackend.MATH))
+        hold("mathematical attention", mathematical_attention)
         hold("no encoder fast path", without_encoder_fast_path)
         hold("no checkpointing", without_checkpointing)
         if any(isinstance(module, nn.RNNBase) for module in modules) and torch.backends.cudnn.enabled:
