@@ -135,7 +135,7 @@ def eigenvalues(
     return Eigenvalues(
         values=pairs.values,
         vectors=pairs.vectors,
-        residuals=pairs.residuals,
+        residuals=pairs.residuals + path.error,
         status=status,
         reason=reason,
         sweeps=pairs.sweeps,

@@ -298,6 +298,7 @@ class _SpectrumRun:
         if what == "trace" and self.control is not None:
             error = math.hypot(error, self.control[1])
         path = self.matrix.path
+        error = math.hypot(error, path.disagreement * abs(draws.mean))
         met = error <= self.tolerance * abs(draws.mean) if self.tolerance is not None else not self.cut_short
         shortfall = f"after {draws.count} of {self.plan.probes} probes"
         if self.tolerance is not None:

@@ -196,8 +196,12 @@ class Blocks:
         return "exact" if nothing_sampled and not path.differences else "estimated", False, *path.verdict()
 
     def _error(self, how: How, value: float, error: float) -> float:
-        """Return the error of a value so obtained, never less than its rounding where draws happened to agree."""
-        return error if how == "exact" else at_least_rounding(error, value, torch.finfo(self.problem.dtype).eps)
+        """Return the error of a value so obtained, with that of differences; rounding where draws happened to agree."""
+        if how == "exact":
+            return error
+        if self._remainder is not None and self._remainder.others.names:
+            error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
+        return at_least_rounding(error, value, torch.finfo(self.problem.dtype).eps)
 
     def judged(self, estimate: Estimate) -> Estimate:
         """Return an estimate made of these blocks with the status that its own error gives it.
@@ -323,8 +327,6 @@ class Blocks:
     def _scalar_form(self, layer: str, kind: Kind) -> Estimate:
         found = self._parts(self.problem.weights[layer], kind)
         value, error = float(found.value), float(found.stderr)
-        if kind == "whole" and found.sampled and self._remainder is not None and self._remainder.others.names:
-            error = math.hypot(error, path_of(self.problem).disagreement * abs(value))
         error, how = self._error(found.how, value, error), found.how
         return Estimate(value, error, None, how=how, verified=found.verified, status=found.status, reason=found.reason)
 

@@ -122,23 +122,62 @@ def test_broken_second_derivatives_are_found_and_differences_take_over(
     assert float(report["fisher_rao_norm"]) == pytest.approx(float(sound_report["fisher_rao_norm"]), rel=1e-3)
 
 
-def test_differences_whose_two_steps_disagree_say_not_converged() -> None:
+def rough(frequency: float) -> type[torch.autograd.Function]:
+    """Return x + 0.3 sin(ωx)/ω, whose gradient turns round over steps of 1/ω, without a second derivative."""
+
     class Rough(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             ctx.save_for_backward(x)
-            return x + 1e-4 * torch.sin(3e3 * x)
+            return x + 0.3 / frequency * torch.sin(frequency * x)
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
             (x,) = ctx.saved_tensors
-            return gradient * (1 + 0.3 * torch.cos(3e3 * x))
+            return gradient * (1 + 0.3 * torch.cos(frequency * x))
+
+    return Rough
+
+
+@pytest.mark.parametrize(("dtype", "frequency"), [(torch.float32, 3e3), (torch.float64, 3e3), (torch.float64, 6e3)])
+def test_steps_are_chosen_where_the_first_ones_disagree_and_their_error_is_told(
+    dtype: torch.dtype, frequency: float
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    model = middle(rough(frequency).apply)
+    plain = middle(lambda x: x + 0.3 / frequency * torch.sin(frequency * x))
+    plain.load_state_dict(model.state_dict())
+    truth = float(torch.linalg.eigvalsh(Dense(opened(plain, (x, y))).hessian)[-1])
+    found = sl.eigenvalues(sl.Problem(model, (x, y), dtype=dtype), max_sweeps=40)
+    assert "not converged" not in found.path
+    assert abs(float(found.values[0]) - truth) <= float(found.residuals[0]) <= 0.05 * truth
+    top = sl.measure(sl.Problem(model, (x, y), dtype=dtype), "hessian_top_eigenvalue")["hessian_top_eigenvalue"]
+    assert top.interval is not None
+    assert top.interval[0] <= truth <= top.interval[1]
+
+
+def test_differences_whose_two_steps_disagree_say_not_converged() -> None:
+    class Noisy(torch.autograd.Function):
+        """A function whose gradient in float32 is another one a hair further on."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.tanh()
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            slope = 1 - x.tanh().square()
+            return gradient * (slope + 0.02 * (1e6 * x).sin() if x.dtype == torch.float32 else slope)
 
     torch.manual_seed(0)
     x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
-    problem = opened(middle(Rough.apply), (x, y))
-    found = sl.eigenvalues(problem)
+    problem = opened(middle(Noisy.apply), (x, y))
+    found = sl.eigenvalues(problem, max_sweeps=40)
     assert found.status == "budget_spent"
     assert "not converged" in found.reason
     assert "not converged" in found.path

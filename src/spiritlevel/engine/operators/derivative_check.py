@@ -26,6 +26,7 @@ from spiritlevel.engine.operators.differentiation import (
     hessian_vectors,
     push_forward,
 )
+from spiritlevel.engine.operators.extrapolation import APART
 from spiritlevel.engine.operators.generic_point import STEPS, GenericPoint
 from spiritlevel.inputs.contents import Content
 from spiritlevel.inputs.graph_size import saved_bytes
@@ -39,6 +40,8 @@ SAMPLES = 8  # drawn across the data
 # more than a few gradients of a few samples, which may be books.
 LARGE, FEWEST_SAMPLES = 1_000_000, 2
 
+GRADIENT = "gradient"  # what is differentiated for products with the Hessian
+
 
 @dataclass
 class DerivativePath:
@@ -49,8 +52,9 @@ class DerivativePath:
     reason: str = ""
     wrong: frozenset[str] = frozenset()  # parameters whose second derivatives autograd gets wrong
     radius: float | None = None  # of the differences, once chosen
-    gaps: dict[str, float] = field(default_factory=dict)  # largest between two steps of a kind of difference
-    sizes: dict[str, float] = field(default_factory=dict)  # the largest such difference
+    # By what was differentiated and where its batch begins, for a vector of length one:
+    gaps: dict[tuple[str, int], float] = field(default_factory=dict)  # the largest between two steps
+    sizes: dict[tuple[str, int], float] = field(default_factory=dict)  # the largest product
     agreements: dict[str, bool] = field(default_factory=dict)  # strategies compared with the looped one
 
     @property
@@ -58,10 +62,14 @@ class DerivativePath:
         """Whether any product is a finite difference."""
         return "finite differences" in (self.hessian, self.push)
 
-    def compare(self, kind: str, gap: float, size: float) -> None:
+    def compare(self, kind: tuple[str, int], gap: float, size: float) -> None:
         """Note how far two steps of a difference lay apart, both for a vector of length one."""
         self.gaps[kind] = max(self.gaps.get(kind, 0.0), gap)
         self.sizes[kind] = max(self.sizes.get(kind, 0.0), size)
+
+    def negligible(self, kind: tuple[str, int]) -> float:
+        """Return a gap that is nothing beside products known so far."""
+        return APART * self.sizes.get(kind, 0.0)
 
     @property
     def disagreement(self) -> float:
@@ -69,9 +77,14 @@ class DerivativePath:
         return max((gap / (self.sizes[kind] or 1.0) for kind, gap in self.gaps.items()), default=0.0)
 
     @property
+    def error(self) -> float:
+        """How far a product with a vector of length one may be off by its differences: a part of every residual."""
+        return math.fsum(gap for (kind, _), gap in self.gaps.items() if kind == GRADIENT)
+
+    @property
     def converged(self) -> bool:
         """Whether two steps of every difference agreed so far."""
-        return self.disagreement <= 0.02
+        return self.disagreement <= APART
 
     @property
     def label(self) -> str:

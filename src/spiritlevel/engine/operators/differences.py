@@ -1,29 +1,30 @@
 """Products by central differences, where an operation has no second derivative: the curvature at a finite radius.
 
-H v ≈ (∇L(θ + r v) - ∇L(θ - r v)) / 2r and J v alike from the outputs.  On piecewise-linear networks this sees kinks
-that the almost-everywhere Hessian does not have, so every result is labelled with its radius, and two radii are
-compared on the first vector of every block: where they disagree the path says ``not converged``.
+H v ≈ (∇L(θ + r v) - ∇L(θ - r v)) / 2r, extrapolated from r and r/2, and J v alike from the outputs.  How far the two
+lie apart is the error of every product; where they disagree the path says ``not converged``.  On piecewise-linear
+networks this sees kinks that the almost-everywhere Hessian does not have, so every result is labelled with its radius.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.batch_products import RetainedGraph
-from spiritlevel.engine.operators.derivative_check import DerivativePath
+from spiritlevel.engine.operators.derivative_check import GRADIENT, DerivativePath
 from spiritlevel.engine.operators.differentiation import Parts
+from spiritlevel.engine.operators.extrapolation import best_step, difference_along
 from spiritlevel.engine.operators.generic_point import padding_rows
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.open_problem import OpenProblem
 
 # Radii tried, relative to the length of the parameters; too large sees higher derivatives, too small only rounding.
 RADII = {torch.float64: (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7), torch.float32: (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)}
-SECOND_STEP = 0.5
 
-Evaluate = Callable[[Sequence[str], list[Tensor], float], list[Tensor]]  # (names, vector, step) -> gradient or outputs
+Along = Callable[[Sequence[str], list[Tensor], float], list[Tensor]]  # (names, vector, step) -> gradient or outputs
 
 
 class Differences(RetainedGraph):
@@ -57,29 +58,19 @@ class Differences(RetainedGraph):
             return super().own_block(position, vector)
         return self._by_vector([self.names[position]], [vector[None]], self._gradient)[0][0]
 
-    def _by_vector(self, names: Sequence[str], blocks: Sequence[Tensor], evaluate: Evaluate) -> Parts:
+    def _by_vector(self, names: Sequence[str], blocks: Sequence[Tensor], evaluate: Along) -> Parts:
         assert self.path.radius is not None
-        rows = []
+        rows, kind = [], (GRADIENT if evaluate == self._gradient else "outputs", self.batch.start)
         for k in range(len(blocks[0])):
             vector = [block[k] for block in blocks]
-            row = self._difference(names, vector, self.path.radius, evaluate)
-            if k == 0:
-                second = self._difference(names, vector, SECOND_STEP * self.path.radius, evaluate)
-                length = _length(vector) or 1.0
-                self.path.compare(evaluate.__name__, _gap(row, second) / length, _length(second) / length)
-            rows.append(row)
+            along, length = partial(evaluate, names, vector), _length(vector)
+            if length == 0:
+                rows.append([torch.zeros_like(part) for part in along(0.0)])
+                continue
+            found = difference_along(along, self.path.radius / length, _length, self.path.negligible(kind) * length)
+            self.path.compare(kind, found.gap / length, found.size / length)
+            rows.append([part.to(self.problem.dtype) for part in found.parts])
         return [torch.stack(parts) for parts in zip(*rows)]
-
-    def _difference(
-        self, names: Sequence[str], vector: list[Tensor], radius: float, evaluate: Evaluate
-    ) -> list[Tensor]:
-        length = _length(vector)
-        if length == 0:
-            return [torch.zeros_like(part) for part in evaluate(names, vector, 0.0)]
-        step = radius / length
-        ahead = evaluate(names, vector, step)
-        behind = evaluate(names, vector, -step)
-        return [(a.double() - b.double()).div(2 * step).to(a.dtype) for a, b in zip(ahead, behind)]
 
     def _gradient(self, names: Sequence[str], vector: list[Tensor], step: float) -> list[Tensor]:
         leaves = self._moved(names, vector, step)
@@ -110,19 +101,11 @@ class Differences(RetainedGraph):
         length = _length([tensor.detach() for tensor in self.problem.tensors]) or 1.0
         generator = torch.Generator().manual_seed(0)
         vector = [torch.randn(tensor.shape, generator=generator).to(tensor) for tensor in self.tensors]
+        unit = length / _length(vector)
         evaluate = self._gradient if self.path.hessian == "finite differences" else self._outputs
-        gaps = {}
-        for radius in RADII[self.problem.dtype]:
-            first, second = (
-                self._difference(self.names, vector, size * length, evaluate) for size in (radius, SECOND_STEP * radius)
-            )
-            gaps[radius] = _gap(first, second) / (_length(second) or 1.0)
-        return min(gaps, key=lambda radius: gaps[radius]) * length
+        along = partial(evaluate, self.names, vector)
+        return best_step(along, [radius * unit for radius in RADII[self.problem.dtype]], _length) * _length(vector)
 
 
 def _length(parts: Sequence[Tensor]) -> float:
     return float(torch.stack([part.double().norm() for part in parts]).norm())
-
-
-def _gap(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    return _length([a.double() - b.double() for a, b in zip(first, second)])

@@ -54,6 +54,7 @@ def _dense(products: Products, full: str) -> Estimate:
     radius = float((matrix - matrix.T).norm()) + 8 * torch.finfo(tensor.dtype).eps * float(values.abs().max())
     top = float(values[-1])
     path = path_of(problem)
+    radius += path.error
     status, reason = path.verdict()
     return Estimate(
         top,
@@ -98,6 +99,7 @@ def _together(
         value, radius = float(run.ritz_values[column, -1]), float(run.residual_bounds[column, -1])
         met = radius <= tolerance * float(run.ritz_values[column].abs().max())
         path = path_of(problem)
+        radius += path.error
         status, reason = path.verdict(met, f"the residual is {radius:.2g} after {run.steps} Lanczos steps")
         known = Estimate(
             value,
