@@ -88,7 +88,7 @@ def raised(function: Any) -> set[str]:
 
 def of_function(name: str, function: Any, *, example: bool) -> Iterator[str]:
     """Yield what is wrong with the docstring of a function or method."""
-    found = sections(function.__doc__ or "")
+    found = sections(inspect.getdoc(function) or "")  # that of the method it overrides, where it has none
     signature = inspect.signature(function)
     taken = [str(p).partition(":")[0].partition("=")[0] for p in signature.parameters.values()]
     taken = [each for each in taken if each not in ("self", "cls")]
@@ -128,7 +128,7 @@ def of_class(name: str, own: type, options: dict[str, Any]) -> Iterator[str]:
             )
             if (inspect.isfunction(inner) and inner is member) or isinstance(member, classmethod):
                 yield from of_function(f"{name}.{key}", inner, example=False)
-            elif inspect.isfunction(inner) and not inner.__doc__:
+            elif inspect.isfunction(inner) and not inspect.getdoc(inner):
                 yield f"{name}.{key} has no docstring"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import inspect
 import json
 import os
 import re
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.measures.registry import MEASURES
+from tests.test_reference import of_path, public_names, sections
 
 ROOT = Path(__file__).parent.parent
 # Elements that load what an attribute of theirs names; an address in <a href> is only followed by a click.
@@ -36,10 +39,10 @@ class Loaded(HTMLParser):
         self.addresses += re.findall(r"url\((?:https?:)?//[^)]*\)", found.get("style") or "")
 
 
-def loaded_from_elsewhere(html: str) -> list[str]:
+def loaded_from_elsewhere(page: str) -> list[str]:
     reader = Loaded()
-    reader.feed(html)
-    styles = "".join(re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL))
+    reader.feed(page)
+    styles = "".join(re.findall(r"<style[^>]*>(.*?)</style>", page, re.DOTALL))
     return reader.addresses + from_elsewhere_in_css(styles)
 
 
@@ -91,11 +94,27 @@ def test_every_formula_is_drawn_without_a_script(site: Path) -> None:
 def test_example_pages_are_in_the_site_and_hold_their_own_data(site: Path) -> None:
     said = {}
     for name in re.findall(r"\]\(([\w-]+\.html)\)", (ROOT / "docs/examples/index.md").read_text(encoding="utf-8")):
-        html = (site / "examples" / name).read_text(encoding="utf-8")
-        assert 300_000 < len(html) < 2_000_000, name
-        (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
+        page = (site / "examples" / name).read_text(encoding="utf-8")
+        assert 300_000 < len(page) < 2_000_000, name
+        (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
         assert json.loads(data), name
-        said[name] = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+        said[name] = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     assert "flatter than" in said["comparison.html"]
     assert "rescaling neurons" in said["audit.html"]
     assert "epoch" in said["runs.html"]
+
+
+@pytest.mark.slow
+def test_the_reference_says_of_every_parameter_what_help_says(site: Path) -> None:
+    shown = {}
+    for page in (site / "reference").glob("*.html"):
+        for part in page.read_text(encoding="utf-8").split("<h2 id=")[1:]:
+            text = html.unescape(re.sub(r"<[^>]+>", "", part))
+            shown[part.split('"')[1]] = " ".join(text.replace("*", "").split())
+    missing = []
+    for path in sorted(public_names()):
+        for line in sections(inspect.getdoc(of_path(path)) or "").get("Parameters", []):
+            said = " ".join(line.replace("`", "").replace("*", "").split())
+            if line.startswith("    ") and said not in shown[path]:
+                missing.append(f"{path}: {said}")
+    assert missing == []

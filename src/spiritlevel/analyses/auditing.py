@@ -18,7 +18,7 @@ from spiritlevel.analyses.changed_workbench import Rescaler
 from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.equivalents import Equivalents
 from spiritlevel.analyses.measure_settings import MeasureSettings, chosen_settings
-from spiritlevel.analyses.measuring import Measures, as_problem, estimates_of, measured
+from spiritlevel.analyses.measuring import Measures, as_problem, estimates_of, measure, measured
 from spiritlevel.analyses.running import run_measure
 from spiritlevel.analyses.trials import TRIALS, Change, rescalings
 from spiritlevel.inputs.deadline import Deadline, deadline_of
@@ -31,6 +31,7 @@ from spiritlevel.measures.registry import MEASURES, select
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.verdicts import Decision, Sweep, Trial, Verdict
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 from spiritlevel.values.estimate import Estimate
 from spiritlevel.values.symmetries import SYMMETRY_WORDS
@@ -54,6 +55,7 @@ Strengths = Mapping[str, tuple[float, float]] | Sequence[str] | None
 
 
 @costed
+@documented_like(measure)
 def audit(
     problem: Measurable | nn.Module,
     data: Any = None,
@@ -79,30 +81,18 @@ def audit(
     ----------
     problem : Problem or torch.nn.Module
         What to audit; with a network ``data`` must be given too.
-    data : tensors, a Dataset, a DataLoader or batches
-        The data, where a network was given; as for `Problem`.
-    measures : str, Measure or list of these
-        As for `measure`.
     strengths : list of str or mapping
         Names among "mild", "usual" (factors in [5, 25]) and "extreme", or a mapping from names to ranges; by default
         all.
     alphas : sequence of float
         The grid of the T_α sweep, in which the outputs are scaled; empty for none.
-    settings : mapping
-        Settings of measures, as for `measure`.
     seed : int
         Seed of the factors and of everything that is drawn while measuring.
-    tolerance : float
-        As for `measure`.
     dtype : str or torch.dtype
         Precision of the network that is audited: "float64" or "float32" for a copy, None for the network itself.
     seconds : float
         Shared by all measurements: what there was no time to try is among what was refused, and what is not known well
         enough is undecided.
-    progress : bool
-        Whether to show progress on standard error.
-    **options
-        Arguments of `Problem`, where a network was given.
 
     Returns
     -------

@@ -19,7 +19,7 @@ from spiritlevel.analyses.contrasting import contrasts_of
 from spiritlevel.analyses.costing import costed
 from spiritlevel.analyses.holding import Check, declared_holding, keep_what_fits
 from spiritlevel.analyses.measure_settings import MeasureSettings, chosen_settings, toleranced_settings
-from spiritlevel.analyses.measuring import Measures, measured
+from spiritlevel.analyses.measuring import Measures, measure, measured
 from spiritlevel.analyses.reading import Finding, reading_of
 from spiritlevel.analyses.sample_groups import measured_by_group
 from spiritlevel.analyses.where_they_stand import by_standing, off_minimum, untold, untrained
@@ -35,6 +35,7 @@ from spiritlevel.results.compared import Comparison
 from spiritlevel.results.contrasts import Contrast, largest_of
 from spiritlevel.results.rows import ComparisonRow, Holding
 from spiritlevel.results.runs_table import RunsTable, described_by
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError
 from spiritlevel.values.estimate import Estimate
 
@@ -43,6 +44,7 @@ GROUPS_WORK, CHECK_WORK, ROW_WORK = 0.7, 1.4, 0.6
 
 
 @costed
+@documented_like(measure)
 def compare(
     networks: Networks | Iterable[str | os.PathLike[str] | Report],
     measures: Measures = "default",
@@ -76,12 +78,8 @@ def compare(
         As for `measure`; of reports, all that they have in common.
     test : tensors, a Dataset, a DataLoader or batches
         Data on which loss and accuracy are taken beside; with problems only.
-    settings : mapping
-        Settings of measures, as for `measure`.
     seed : int
         Seed of everything that is drawn.
-    tolerance : float
-        As for `measure`.
     groups : int
         Parts of the data for errors over samples.
     strengths : list of str or mapping
@@ -98,8 +96,6 @@ def compare(
     seconds : float
         By when to answer; half of it is for the networks themselves, and a quarter each for the groups and for the
         rescaled copies.
-    progress : bool
-        Whether to show progress on standard error.
 
     Returns
     -------

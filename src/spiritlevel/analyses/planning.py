@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from spiritlevel.analyses.measure_settings import chosen_settings
-from spiritlevel.analyses.measuring import Measures
+from spiritlevel.analyses.measuring import Measures, measure
 from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.deadline import deadline_of
@@ -20,6 +20,7 @@ from spiritlevel.measures.costs import Extent
 from spiritlevel.measures.declaration import Measure
 from spiritlevel.measures.registry import select
 from spiritlevel.results.cost import passes_in_words
+from spiritlevel.values.documented import documented_like
 
 # Cost of one sweep of each kind in gradient passes, about.
 WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
@@ -129,6 +130,7 @@ def duration_in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+@documented_like(measure)
 def plan(
     problem: Measurable,
     measures: Measures = "default",
@@ -145,10 +147,6 @@ def plan(
     ----------
     problem : Problem
         What would be measured.
-    measures : str, Measure or list of these
-        As for `measure`.
-    settings : mapping
-        Settings of measures, as for `measure`.
     seconds : float
         The time that `measure` would be given: it is the end of the range.
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, operator_named
+from spiritlevel.analyses.eigenvalue_search import NEGLIGIBLE, certified_pairs, eigenvalues, operator_named
 from spiritlevel.analyses.measuring import header_of
 from spiritlevel.analyses.spectrum_plan import SpectrumPlan, plan_spectrum
 from spiritlevel.engine.blocks import Blocks
@@ -35,6 +35,7 @@ from spiritlevel.measures.workbench import Workbench
 from spiritlevel.results.quadrature import Quadrature
 from spiritlevel.results.spectrum_result import Spectrum
 from spiritlevel.values.cleaning import lines_for_terminal
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.draws import Samples
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 from spiritlevel.values.estimate import ANYWHERE, Estimate, at_least_rounding
@@ -47,6 +48,7 @@ REFINING_SWEEPS = 200
 CERTIFIES = "an eigenvalue lies in the interval; that it is the outermost rests on the random start"
 
 
+@documented_like(eigenvalues)
 def spectrum(
     problem: Measurable,
     probes: int = 8,
@@ -69,25 +71,16 @@ def spectrum(
 
     Parameters
     ----------
-    problem : Problem
-        What to measure.
     probes : int
         Random probes; eight before an error over probes is believed.
     steps : int
         Lanczos steps of each probe.
     seed : int
         Seed of the probes.
-    operator : str
-        "hessian", "ggn", "batch_variance" (of the problem's own batches), a layer's name for its block, or a
-        parameter's.
     tolerance : float
         The relative error at which to stop.
     max_probes : int
         The most probes, with ``tolerance``.
-    strategy : str
-        How products are made, as for `eigenvalues`.
-    keep_graphs : bool
-        Whether to keep the graphs of batches between sweeps; None for as many as there is room for.
     seconds : float
         By when the best answer is to be had: of fewer steps or probes, each number with its error by then.
     progress : bool

@@ -128,13 +128,6 @@ class Audit(ResultBase):
         return f"{subject_words(self.base)}: {tried}, {against}"
 
     def table(self) -> RenderableType:
-        """Return the audit for rich's ``print``.
-
-        Returns
-        -------
-        rich renderable
-            What a terminal shows.
-        """
         from rich.console import Group
         from rich.text import Text
 
@@ -210,13 +203,6 @@ class Audit(ResultBase):
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the audit as plain JSON values.
-
-        Returns
-        -------
-        dict
-            Numbers, texts, lists and dicts alone; what is not finite is None.
-        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "kind": self.kind,

@@ -25,7 +25,7 @@ class Shown(ABC):
     """
 
     kind: ClassVar[str]  # as its files name it
-    main_figure: ClassVar[str] = ""  # the one ``figure()`` draws where no name is given
+    main_figure: ClassVar[str] = ""  # the one ``figure()`` draws where no name is given, as a rule
     levels: ClassVar[Mapping[str, Level]]  # of its data frames, by name; the first is the usual one
 
     @abstractmethod
@@ -117,7 +117,10 @@ class Shown(ABC):
         """
         from spiritlevel import page
 
-        return page.figure(page.together([self]), name or self.main_figure)
+        return page.figure(page.together([self]), name or self._usual_figure())
+
+    def _usual_figure(self) -> str:
+        return self.main_figure
 
 
 class ResultBase(Shown):

@@ -28,7 +28,8 @@ MOST_SIDE_BY_SIDE = 4  # networks as columns; more of them are rows
 class Comparison(ResultBase):
     """Two or more networks on the same data, measure by measure.
 
-    Printed, it is the table a terminal shows.
+    Printed, it is the table a terminal shows; ``figure()`` draws the ratios, of many networks their curves or their
+    order.
 
     Attributes
     ----------
@@ -126,40 +127,14 @@ class Comparison(ResultBase):
         """
         return self.rows[measure].flattest
 
-    def figure(self, name: str = "") -> Any:
-        """Return one of the page's figures; by default the ratios, of many networks their curves or their order.
-
-        Parameters
-        ----------
-        name : str
-            The figure; a wrong name lists them all.
-
-        Returns
-        -------
-        altair.Chart
-            The chart.
-
-        Raises
-        ------
-        UsageError
-            There is no such figure.
-        SpiritlevelError
-            The extra ``page`` is not installed.
-        """
-        if not name and len(self.labels) > MOST_SIDE_BY_SIDE:
-            name = "curves" if self.runs.in_training else "ranks"
-        return super().figure(name)
+    def _usual_figure(self) -> str:
+        if len(self.labels) <= MOST_SIDE_BY_SIDE:
+            return self.main_figure
+        return "curves" if self.runs.in_training else "ranks"
 
     # --- for the eye -----------------------------------------------------------------------------------------------
 
     def table(self) -> RenderableType:
-        """Return the comparison for rich's ``print``.
-
-        Returns
-        -------
-        rich renderable
-            What a terminal shows.
-        """
         from rich.console import Group
         from rich.text import Text
 
@@ -278,13 +253,6 @@ class Comparison(ResultBase):
     # --- for other programs ----------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the comparison as plain JSON values.
-
-        Returns
-        -------
-        dict
-            Numbers, texts, lists and dicts alone; what is not finite is None.
-        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "kind": self.kind,

@@ -118,13 +118,6 @@ class Eigenvalues(Headed, Shown):
         return Report(estimates=rows, header=self.header, titles=titles)
 
     def table(self) -> RenderableType:
-        """Return the eigenvalues for rich's ``print``.
-
-        Returns
-        -------
-        rich renderable
-            What a terminal shows.
-        """
         from rich.console import Group
         from rich.text import Text
 

@@ -15,6 +15,7 @@ from spiritlevel.results.base import ResultBase
 from spiritlevel.results.header import Headed, Header
 from spiritlevel.results.saving import undamaged
 from spiritlevel.results.wording import number_of, subject_words
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError, near_names
 from spiritlevel.values.estimate import Estimate
 
@@ -195,13 +196,6 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
         return "measured", torch.arange(max(map(len, self.per_sample.values()), default=0))
 
     def record(self) -> dict[str, Any]:
-        """Return the report as plain JSON values, in the published layout.
-
-        Returns
-        -------
-        dict
-            Numbers, texts, lists and dicts alone; what is not finite is None.
-        """
         return {
             "schema_version": records.SCHEMA_VERSION,
             "header": self.header.record(),
@@ -218,15 +212,9 @@ class Report(Headed, ResultBase, Mapping[str, Estimate]):
         }
 
     @classmethod
+    @documented_like(ResultBase.from_record)
     def from_record(cls, record: Any, source: str = "the record") -> Self:
         """Return the report of a record; files of reports name no kind, and may hold several.
-
-        Parameters
-        ----------
-        record : dict
-            Plain JSON values in the published layout.
-        source : str
-            What the record is called where it is refused.
 
         Returns
         -------

@@ -359,13 +359,6 @@ class Spectrum(Headed, ResultBase):
         return super().figure(os.fspath(name))
 
     def record(self) -> dict[str, Any]:
-        """Return everything as JSON values.
-
-        Returns
-        -------
-        dict
-            Numbers, texts, lists and dicts alone; what is not finite is None.
-        """
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": self.kind,

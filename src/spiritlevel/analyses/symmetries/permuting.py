@@ -11,12 +11,14 @@ from torch import nn
 from spiritlevel.analyses.symmetries.found import Symmetries
 from spiritlevel.analyses.symmetries.proof import prove
 from spiritlevel.analyses.symmetries.scales import Labels
-from spiritlevel.analyses.symmetries.search import find
+from spiritlevel.analyses.symmetries.search import found_before
 from spiritlevel.analyses.symmetries.tracing import copied, unwrapped
 from spiritlevel.analyses.symmetries.unit_rules import exchangeable
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import SpiritlevelError
 
 
+@documented_like(found_before)
 def permute_neurons(
     model: nn.Module, example: Any, *, seed: int = 0, mode: str = "eval", found: Symmetries | None = None
 ) -> nn.Module:
@@ -27,16 +29,8 @@ def permute_neurons(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network; it is not changed.
-    example : tensor, or a tuple or dict of tensors
-        A batch of inputs, on which the copy is proven to compute the same.
     seed : int
         Seed of the order.
-    mode : str
-        "eval" or "train".
-    found : Symmetries
-        The result of an earlier `find` on the same model, to save its time; its mode is then used.
 
     Returns
     -------
@@ -60,7 +54,7 @@ def permute_neurons(
     >>> bool(torch.equal(copy[1].weight, model[1].weight))
     False
     """
-    found = found if found is not None else find(model, example, mode=mode)
+    found = found_before(model, example, mode, found)
     changed = permuted_copy(model, found, seed)
     prove(unwrapped(model), changed, example, mode=found.mode)
     return changed

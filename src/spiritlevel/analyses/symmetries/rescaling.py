@@ -21,12 +21,14 @@ from spiritlevel.analyses.symmetries.factors import (
 from spiritlevel.analyses.symmetries.found import Analysis, Symmetries
 from spiritlevel.analyses.symmetries.proof import prove
 from spiritlevel.analyses.symmetries.scales import Classes, Conflict
-from spiritlevel.analyses.symmetries.search import find, groups, layer_labels
+from spiritlevel.analyses.symmetries.search import found_before, groups, layer_labels
 from spiritlevel.analyses.symmetries.tracing import copied, unwrapped
 from spiritlevel.analyses.symmetries.walking import Walk
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
 
+@documented_like(found_before)
 def rescale_layers(
     model: nn.Module,
     example: Any,
@@ -42,16 +44,8 @@ def rescale_layers(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network; it is not changed.
-    example : tensor, or a tuple or dict of tensors
-        A batch of inputs, on which the copy is proven to compute the same.
     factors : mapping of str to float
         A positive factor for each layer, by its path.
-    mode : str
-        "eval" or "train".
-    found : Symmetries
-        The result of an earlier `find` on the same model, to save its time; its mode is then used.
 
     Returns
     -------
@@ -106,6 +100,7 @@ def rescale_layers(
     return changed
 
 
+@documented_like(found_before)
 def rescale_neurons(
     model: nn.Module,
     example: Any,
@@ -121,10 +116,6 @@ def rescale_neurons(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network; it is not changed.
-    example : tensor, or a tuple or dict of tensors
-        A batch of inputs, on which the copy is proven to compute the same.
     seed : int
         Seed of the factors.
     low : float
@@ -134,10 +125,6 @@ def rescale_neurons(
     factors : mapping of str to Tensor
         In place of drawn ones, for each name of a neuron symmetry in `find` a tensor with as many entries as it has
         factors; groups not named keep their scale.
-    mode : str
-        "eval" or "train".
-    found : Symmetries
-        The result of an earlier `find` on the same model, to save its time; its mode is then used.
 
     Returns
     -------
@@ -185,6 +172,7 @@ def rescale_neurons(
     return changed
 
 
+@documented_like(found_before)
 def scale_output(
     model: nn.Module,
     example: Any,
@@ -198,8 +186,6 @@ def scale_output(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network; it is not changed.
     example : tensor, or a tuple or dict of tensors
         A batch of inputs, on which the copy's outputs are proven to be α times the original's.
     alpha : float
@@ -208,10 +194,6 @@ def scale_output(
         "last" scales the layers that produce the outputs, with their biases. "all" shares α over all layers as evenly
         as the graph allows: in a chain of L layers each weight takes c = α^(1/L) and the bias of layer l takes c^l; a
         residual block keeps its weights, because its input and output have one scale.
-    mode : str
-        "eval" or "train".
-    found : Symmetries
-        The result of an earlier `find` on the same model, to save its time; its mode is then used.
 
     Returns
     -------
@@ -238,7 +220,7 @@ def scale_output(
     if where not in ("last", "all"):
         raise UsageError(f"where is {where!r}; it is 'last' or 'all'")
     check_factor(alpha, "alpha")
-    found = found if found is not None else find(model, example, mode=mode)
+    found = found_before(model, example, mode, found)
     if found.analysis is None:
         changed = _last_linear_scaled(unwrapped(model), example, alpha, found)
         prove(unwrapped(model), changed, example, alpha=alpha, mode=found.mode)
@@ -258,7 +240,7 @@ def scale_output(
 
 
 def _analysed(model: nn.Module, example: Any, mode: str, found: Symmetries | None) -> tuple[Analysis, Symmetries]:
-    found = found if found is not None else find(model, example, mode=mode)
+    found = found_before(model, example, mode, found)
     if found.analysis is None:
         raise SpiritlevelError(f"nothing can be rescaled: {found.reason}")
     return found.analysis, found

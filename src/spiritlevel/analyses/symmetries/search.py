@@ -65,6 +65,23 @@ def find(model: nn.Module, example: Any, *, mode: str = "eval") -> Symmetries:
     return find_in_copy(model, example, mode=mode, original=model)
 
 
+def found_before(model: nn.Module, example: Any, mode: str, found: Symmetries | None) -> Symmetries:
+    """Return what an earlier search found, or what one finds now.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network; it is not changed.
+    example : tensor, or a tuple or dict of tensors
+        A batch of inputs, on which the copy is proven to compute the same.
+    mode : str
+        "eval" or "train".
+    found : Symmetries
+        The result of an earlier `find` on the same model, to save its time; its mode is then used.
+    """
+    return found if found is not None else find(model, example, mode=mode)
+
+
 def find_in_copy(model: nn.Module, example: Any, *, mode: str, original: nn.Module) -> Symmetries:
     """Do the same for a copy in another precision, whose graph is known for as long as the original lives."""
     if not isinstance(model, nn.Module):

@@ -10,22 +10,15 @@ from torch import Tensor
 from spiritlevel.engine.operators.operator import Operator
 from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.inputs.open_problem import Measurable, open_problem
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError
 
 
+@documented_like(Operator)
 class HessianOperator(Operator):
     """The Hessian of the mean loss over all chosen parameters.
 
     ``problem.hessian`` is one with the usual options.
-
-    Parameters
-    ----------
-    problem : Problem
-        The network, data and loss.
-    strategy : str
-        How products are made, as for `Operator`.
-    keep_graphs : bool
-        Whether the graphs of batches are kept between sweeps; None for as many as there is room for.
 
     Examples
     --------
@@ -44,19 +37,11 @@ class HessianOperator(Operator):
         super().__init__(problem, problem.parameters, of="hessian", strategy=strategy, keep_graphs=keep_graphs)
 
 
+@documented_like(Operator)
 class GGNOperator(Operator):
     """The Gauss–Newton matrix of the mean loss over all chosen parameters.
 
     ``problem.ggn`` is one with the usual options.
-
-    Parameters
-    ----------
-    problem : Problem
-        The network, data and loss.
-    strategy : str
-        How products are made, as for `Operator`.
-    keep_graphs : bool
-        Whether the graphs of batches are kept between sweeps; None for as many as there is room for.
 
     Examples
     --------
@@ -74,21 +59,16 @@ class GGNOperator(Operator):
         super().__init__(problem, problem.parameters, of="ggn", strategy=strategy, keep_graphs=keep_graphs)
 
 
+@documented_like(Operator)
 class LayerBlock(Operator):
     """The block of the Hessian (or, with ``ggn``, of G) that belongs to some parameters alone.
 
     Parameters
     ----------
-    problem : Problem
-        The network, data and loss.
     names : list of str
         The parameters.
     ggn : bool
         Whether it is the Gauss–Newton matrix's block.
-    strategy : str
-        How products are made, as for `Operator`.
-    keep_graphs : bool
-        Whether the graphs of batches are kept between sweeps; None for as many as there is room for.
 
     Raises
     ------
@@ -124,6 +104,7 @@ class LayerBlock(Operator):
         super().__init__(problem, names, of="ggn" if ggn else "hessian", strategy=strategy, keep_graphs=keep_graphs)
 
 
+@documented_like(Operator)
 class VarianceOperator(Operator):
     """The variance of the Hessian over mini-batches, v ↦ mean_B H_B² v - H² v, of the problem's own batches.
 
@@ -134,10 +115,6 @@ class VarianceOperator(Operator):
     ----------
     problem : Problem
         The network, data and loss; its ``batch_size`` is that of the batches.
-    strategy : str
-        How products are made, as for `Operator`.
-    keep_graphs : bool
-        Whether the graphs of batches are kept between sweeps; None for as many as there is room for.
 
     Examples
     --------

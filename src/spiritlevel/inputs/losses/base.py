@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.losses.signs import index_signs
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError
 
 LABEL_KEYS = ("labels", "label", "y")
@@ -146,6 +147,7 @@ class Loss(ABC):
             The losses and the weights.
         """
 
+    @documented_like(per_sample)
     def factor(
         self,
         outputs: Tensor,
@@ -166,10 +168,6 @@ class Loss(ABC):
 
         Parameters
         ----------
-        outputs : Tensor
-            What the network returned for the batch.
-        batch : tuple or dict
-            The batch, with its labels.
         limit : int
             The most columns of an exact factor.
         generator_seed : int
@@ -195,15 +193,12 @@ class Loss(ABC):
             raise UsageError(f"first_draw is {first_draw}: draws are counted from 0.")
         return self.sketched_factor(outputs, batch, Sketch(limit, generator_seed, indices, draws, first_draw))
 
+    @documented_like(per_sample)
     def sketched_factor(self, outputs: Tensor, batch: Content, sketch: Sketch) -> Factor:
         """``factor`` as a loss writes it: exact within the sketch's limit, else with its draws and signs.
 
         Parameters
         ----------
-        outputs : Tensor
-            What the network returned for the batch.
-        batch : tuple or dict
-            The batch, with its labels.
         sketch : Sketch
             How it is sampled where exact columns would be more than its limit.
 
@@ -215,15 +210,12 @@ class Loss(ABC):
         raise NotImplementedError(f"The loss {self.name} has no factor: define sketched_factor in its class.")
 
     @abstractmethod
+    @documented_like(per_sample)
     def hessian_product(self, outputs: Tensor, batch: Content, vectors: Tensor) -> Tensor:
         """Λ v for each of the vectors ``(K, B, *output shape)``, without a graph.
 
         Parameters
         ----------
-        outputs : Tensor
-            What the network returned for the batch.
-        batch : tuple or dict
-            The batch, with its labels.
         vectors : Tensor
             The vectors (K, B, *output shape).
 

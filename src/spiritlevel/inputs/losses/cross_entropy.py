@@ -20,6 +20,7 @@ from spiritlevel.inputs.losses.softmax import (
     widened,
 )
 from spiritlevel.inputs.torch_internals.tensors import version_of, viewed
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError
 
 # Output entries, over samples and draws, that are held in float64 at one time when sketching.
@@ -256,6 +257,7 @@ class CrossEntropy(Loss):
         return (scales / total.where(total > 0, 1.0))[..., None]
 
 
+@documented_like(CrossEntropy)
 @dataclass(frozen=True)
 class SameToken(CrossEntropy):
     """Cross-entropy of the outputs ``(B, T, C)`` at each position against the label ``(B, T)`` at the same one.
@@ -263,17 +265,6 @@ class SameToken(CrossEntropy):
     That is the loss of masked tokens, of tags, and of an encoder-decoder, whose model shifts the labels itself. It is
     that of `CrossEntropy`, said in so many words: what a language model or labels equal to the inputs leave open
     is then decided.
-
-    Parameters
-    ----------
-    label_smoothing : float
-        As torch's.
-    class_weights : sequence of float or Tensor
-        A weight for each class.
-    ignore_index : int
-        The label that counts in no loss.
-    class_axis : int
-        Where the classes are.
 
     Raises
     ------

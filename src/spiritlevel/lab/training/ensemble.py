@@ -16,17 +16,19 @@ from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
 from spiritlevel.lab.training.evaluation import Data, LossFunction, inputs_and_labels, place_of
-from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded_on
+from spiritlevel.lab.training.loop import EpochRecord, TrainingRecord, seeded_on, train
 from spiritlevel.lab.training.order import plan_length, stacked_epoch_batches, steps_per_epoch
 from spiritlevel.lab.training.replaying import Replayed
 from spiritlevel.lab.training.schedules import Schedule, resolve_schedule, schedule_name
 from spiritlevel.lab.training.stopping import LossTarget
 from spiritlevel.lab.training.updates import StackedOptimizer
+from spiritlevel.values.documented import documented_like
 from spiritlevel.values.errors import UsageError
 
 OnEpoch = Callable[[dict[int, EpochRecord]], None]
 
 
+@documented_like(train)
 def train_ensemble(
     models: Sequence[nn.Module],
     data: Data,
@@ -56,32 +58,14 @@ def train_ensemble(
     ----------
     models : list of torch.nn.Module
         K networks of one architecture.
-    data : LabelledData or pair of Tensor
-        The samples (x, y).
     seeds : list of int
         The seed of each network's order of the data.
     lr : float or list of float
         One learning rate or K.
     labels : Tensor
         In place of the data's, labels (K, N) of each network (label noise).
-    optimizer : str
-        "sgd", "adam" or "adamw".
-    momentum : float
-        Of sgd.
     weight_decay : float or list of float
         One or K, as for `train`.
-    batch_size : int
-        Samples a step.
-    epochs : int
-        How many epochs; either this or ``steps``.
-    steps : int
-        How many steps.
-    schedule : str or callable
-        As for `train`.
-    loss : callable
-        A function (outputs, labels), a mean over its batch.
-    drop_last : bool
-        Whether to leave out an uneven last batch.
     stop : LossTarget
         What may end a network's training earlier.
     on_epoch : callable
