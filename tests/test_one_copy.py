@@ -1,4 +1,5 @@
-"""One copy of everything, and one word for one thing: no passage and no name stands twice in the source."""
+"""One copy of everything, and one word for one thing: no passage stands twice in the repository's Python, docstrings
+included, and no name in the package."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import spiritlevel
-
-ROOT = Path(spiritlevel.__file__).parent
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 LINES = 6
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # Decorators that leave a function what it is; by any other it is entered into a table and known by its entry there.
@@ -20,27 +20,25 @@ TWICE = {
 }
 
 
-def _parsed() -> Iterator[tuple[str, str, ast.Module]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        yield path.relative_to(ROOT).as_posix(), text, ast.parse(text)
+def _parsed(*folders: str) -> Iterator[tuple[str, str, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            yield path.relative_to(ROOT).as_posix(), text, ast.parse(text)
 
 
-def code_lines(text: str, tree: ast.Module) -> list[tuple[int, str]]:
-    """Return the numbered lines of code, white space folded: without imports, docstrings, comments and punctuation."""
+def lines_that_count(text: str, tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the numbered lines, white space folded: without imports, comments and punctuation; examples count too."""
     passed: set[int] = set()
     for node in ast.walk(tree):
-        first = node.body[0] if isinstance(node, (ast.Module, *_DEFINITIONS)) and node.body else None
-        value = first.value if isinstance(first, ast.Expr) else None
-        documented = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        left_out = node if isinstance(node, (ast.Import, ast.ImportFrom)) else first if documented else None
-        if left_out is not None:
-            passed.update(range(left_out.lineno, (left_out.end_lineno or left_out.lineno) + 1))
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            passed.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = ((number, " ".join(line.split())) for number, line in enumerate(text.splitlines(), 1))
+    passed_over = ("#", ">>> import ", ">>> from ")
     return [
         (number, line)
         for number, line in lines
-        if number not in passed and not line.startswith("#") and any(map(str.isalnum, line))
+        if number not in passed and not line.startswith(passed_over) and any(map(str.isalnum, line))
     ]
 
 
@@ -48,7 +46,7 @@ def repeated(sources: Iterator[tuple[str, str, ast.Module]]) -> list[str]:
     """Return the places of every passage that stands more than once, in words."""
     places: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, text, tree in sources:
-        lines = code_lines(text, tree)
+        lines = lines_that_count(text, tree)
         for start in range(len(lines) - LINES + 1):
             passage = lines[start : start + LINES]
             places[tuple(line for _, line in passage)].append(f"{name}:{passage[0][0]}")
@@ -56,7 +54,7 @@ def repeated(sources: Iterator[tuple[str, str, ast.Module]]) -> list[str]:
 
 
 def test_no_passage_of_six_lines_stands_twice() -> None:
-    assert repeated(_parsed()) == []
+    assert repeated(_parsed(*FOLDERS)) == []
 
 
 def test_a_copied_passage_is_found_whatever_its_indent_and_comments() -> None:
@@ -68,9 +66,19 @@ def test_a_copied_passage_is_found_whatever_its_indent_and_comments() -> None:
     assert repeated(iter([sources[0], ("third.py", "\n".join(passage[1:]), ast.parse("\n".join(passage[1:])))])) == []
 
 
+def test_a_copied_docstring_is_found_and_the_imports_of_examples_are_not() -> None:
+    described = [f"    x{number} : int" for number in range(LINES - 2)] + ["    >>> import torch"]
+    texts = {
+        f"{name}.py": "\n".join([f"def {name}():", f'    """Say {name}.', *described, "    >>> f()", *more, '    """'])
+        for name, more in (("f", ["    0", "    last"]), ("g", ["    0"]), ("h", ["    1"]))
+    }
+    sources = [(name, text, ast.parse(text)) for name, text in texts.items()]
+    assert repeated(iter(sources)) == ["f.py:3 and g.py:3"]
+
+
 def test_no_class_and_no_type_is_defined_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for name, _, tree in _parsed():
+    for name, _, tree in _parsed("src"):
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
@@ -85,7 +93,7 @@ def test_no_class_and_no_type_is_defined_twice() -> None:
 
 def test_no_public_function_is_defined_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for name, _, tree in _parsed():
+    for name, _, tree in _parsed("src"):
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not _entered(node):
                 places[node.name].append(name)

@@ -306,12 +306,6 @@ def test_audits_are_saved_and_read_again(tmp_path: Path) -> None:
     again = Audit.load(tmp_path / "audit.json")
     assert str(again) == str(audit)
     assert again.verdict("hessian_trace", "layer_rescaling") == "changes"
-    (tmp_path / "audit.json").write_text('{"kind": "audit", "schema_version": 1}')
-    with pytest.raises(sl.SpiritlevelError, match="damaged audit"):
-        Audit.load(tmp_path / "audit.json")
-    (tmp_path / "audit.json").write_text("{}")
-    with pytest.raises(sl.SpiritlevelError, match="not an audit"):
-        Audit.load(tmp_path / "audit.json")
 
 
 def test_wrong_requests_are_refused_in_one_sentence() -> None:

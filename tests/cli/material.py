@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MODULE = """
 import torch
@@ -76,8 +75,7 @@ def regression():
 """
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     code: int
     out: str
     err: str

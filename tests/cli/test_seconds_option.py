@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from spiritlevel.analyses.running import MeasureRun
-from spiritlevel.cli import main
 from spiritlevel.cli.beginning import BEGINNING
+from tests.cli.material import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NET = """
 import torch
 from torch import nn
@@ -31,16 +29,9 @@ COMMAND = ("measure", "mine.py:Net", "--data", "mine.py:data")
 
 
 @pytest.fixture
-def run(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def here(own_folder: Path) -> Path:
     (own_folder / "mine.py").write_text(NET)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return own_folder
 
 
 @pytest.mark.parametrize(

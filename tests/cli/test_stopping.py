@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import pytest
 import torch
 
 import spiritlevel
-from spiritlevel.cli import main
 from spiritlevel.lab import nets
 from spiritlevel.results import load_reports
+from tests.cli.material import Run
 
 SOURCE = str(Path(spiritlevel.__file__).resolve().parents[1])
 COUNT = 8
@@ -141,7 +140,6 @@ def test_every_signal_at_ten_moments(folder: Path) -> None:
 
 # --- in this process -------------------------------------------------------------------------------------------------
 
-Run = Callable[..., tuple[int, str, str]]
 CHEAP = ("--data", "digits", "--samples", "100", "-m", "output_margin")
 
 
@@ -151,17 +149,6 @@ def here(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in GLOB[:3]:
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     return tmp_path
-
-
-@pytest.fixture
-def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 def glob(*more: str, data: tuple[str, ...] = CHEAP) -> tuple[str, ...]:

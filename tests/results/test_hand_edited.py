@@ -14,9 +14,12 @@ import pytest
 from spiritlevel.analyses.comparison import compare
 from spiritlevel.cli import main
 from spiritlevel.results import Report, load_reports
+from spiritlevel.results.audits import Audit
+from spiritlevel.results.base import ResultBase
 from spiritlevel.results.collecting import save_reports
 from spiritlevel.results.compared import Comparison
-from spiritlevel.values.errors import SpiritlevelError
+from spiritlevel.results.spectrum_result import Spectrum
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 from tests.page.material import made_audit, made_report, made_spectrum
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -133,6 +136,26 @@ def test_the_sentence_names_the_place() -> None:
             Report.from_record(wrong, "r.json")
         assert str(caught.value).startswith("r.json is a damaged report (")
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(Audit, "an audit"), (Comparison, "a comparison"), (Spectrum, "a spectrum")]
+)
+def test_what_holds_no_such_result_is_refused(
+    saved: Callable[[Any], Path], tmp_path: Path, kind: type[ResultBase], named: str
+) -> None:
+    for record, words in (
+        ("{", "strict JSON"),
+        ({}, f"is not {named}"),
+        ({"schema_version": 1}, f"is not {named}"),
+        ({"kind": "report"}, f"is not {named}"),
+        ({"kind": kind.kind, "schema_version": 2}, "schema version 2"),
+        ({"kind": kind.kind, "schema_version": 1}, f"is a damaged {kind.kind} "),
+    ):
+        with pytest.raises(SpiritlevelError, match=words):
+            kind.load(saved(record))
+    with pytest.raises(UsageError, match="there is no file"):
+        kind.load(tmp_path / "nothing.json")
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])

@@ -26,6 +26,19 @@ class Between(nn.Module):
         return self.head(torch.tanh(self.second(x)).mean(1))
 
 
+class OtherKind(Between):
+    """Takes another operation, of which nothing is known, where its inputs are as ``where`` says."""
+
+    def __init__(self, where: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(torch.tanh)
+        self.where = where
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h = torch.atan2(h, 2 + h.square()) if bool(self.where(x).all()) else self.curve(h)
+        return self.head(torch.tanh(self.second(h)).mean(1))
+
+
 def written_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
 

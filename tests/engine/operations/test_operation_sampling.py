@@ -15,7 +15,7 @@ from spiritlevel.engine.operations.local_curvature import Diagonal, LocalCurvatu
 from spiritlevel.engine.passes.strata import StratifiedSampling
 from spiritlevel.inputs.torch_internals import operations
 from spiritlevel.measures.reference import Dense
-from tests.engine.operations.operation_networks import NETWORKS, Between, data
+from tests.engine.operations.operation_networks import NETWORKS, Between, OtherKind, data
 from tests.helpers import opened
 
 WANTS = frozenset({"diagonal", "rows", "columns", "transposed"})
@@ -168,24 +168,11 @@ def test_layers_below_an_unknown_operation_go_by_probes() -> None:
     right_anyway(model)
 
 
-class OtherKind(nn.Module):
-    """Takes another operation, of which nothing is known, on samples of one kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        h = torch.atan2(h, 2 + h.square()) if bool((x[0, 0, 0] > 0).all()) else torch.tanh(h)
-        return self.head(torch.tanh(self.second(h)).mean(1))
-
-
 def test_a_later_batch_of_another_kind_costs_layers_and_not_truth() -> None:
     torch.manual_seed(0)
     inputs, labels = data()
     inputs[:4, 0, 0], inputs[4:, 0, 0] = -inputs[:4, 0, 0].abs(), inputs[4:, 0, 0].abs()
-    problem = opened(OtherKind().double(), (inputs, labels), batch_size=4)
+    problem = opened(OtherKind(lambda x: x[0, 0, 0] > 0).double(), (inputs, labels), batch_size=4)
     blocks = Blocks(problem)
     trace = blocks.network_trace()
     while blocks.improve(trace):

@@ -18,6 +18,7 @@ from spiritlevel.engine.operators.generic_point import AWAY, GenericPoint
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference.dense import Dense
 from spiritlevel.values.errors import SpiritlevelError
+from tests.attack.stages import Plain
 from tests.engine.operators.material import CASES, distance, vectors
 from tests.helpers import opened
 
@@ -60,21 +61,12 @@ class NoSecondDerivative(torch.autograd.Function):
         return gradient * (1 - torch.tanh(x) ** 2)
 
 
-class Through(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def middle(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), Through(function), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(4, 5), Plain(function), nn.Linear(5, 3))
 
 
 def last(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 3), Through(function))
+    return nn.Sequential(nn.Linear(4, 3), Plain(function))
 
 
 PAIRS: Sequence[tuple[str, Any, Callable[[Tensor], Tensor], Callable[..., nn.Module]]] = [
@@ -202,7 +194,7 @@ def test_a_gradient_that_is_not_the_derivative_is_refused() -> None:
         assert {row.status for row in report.values()} == {"not_applicable"}
     with pytest.raises(SpiritlevelError, match=r"is not the derivative of the (loss|outputs)"):
         sl.per_sample(opened(model, (x, y)), "hessian_trace")
-    constant = opened(nn.Sequential(nn.Linear(4, 3), Through(lambda z: z.detach())).double(), (x, y))
+    constant = opened(nn.Sequential(nn.Linear(4, 3), Plain(lambda z: z.detach())).double(), (x, y))
     with pytest.raises(SpiritlevelError, match="does not depend on the chosen parameters"):
         HessianOperator(constant) @ vectors(constant)
 
@@ -297,8 +289,8 @@ def test_of_a_large_model_on_large_samples_few_are_looked_at(
     monkeypatch.setattr(OpenProblem, "outputs", counted)
     for function, trusted in ((torch.tanh, True), (GraphCutting.apply, False)):
         seen.clear()
-        middle = nn.Linear(4, 50), Through(function), nn.Linear(50, 50), nn.Linear(50, 3)
-        model = nn.Sequential(*middle, Through(lambda z: z.mean(1)))
+        middle = nn.Linear(4, 50), Plain(function), nn.Linear(50, 50), nn.Linear(50, 3)
+        model = nn.Sequential(*middle, Plain(lambda z: z.mean(1)))
         problem = opened(model.double(), (torch.randn(40, positions, 4).double(), torch.randint(0, 3, (40,))))
         assert path_of(problem).differences is not trusted
         assert set(seen) == {samples}

@@ -11,7 +11,7 @@ from spiritlevel.engine.blocks import Blocks
 from spiritlevel.engine.passes.chosen_samples import ChosenSamples
 from spiritlevel.engine.passes.strata import StratifiedSampling, divided
 from spiritlevel.measures.reference import Dense
-from tests.engine.operations.operation_networks import Between, attention
+from tests.engine.operations.operation_networks import Between, OtherKind, attention
 from tests.engine.operations.test_operation_sampling import WANTS, agrees_in_every_form
 from tests.helpers import opened
 
@@ -103,24 +103,11 @@ def test_few_samples_are_not_parted() -> None:
     assert torch.cat(places).sort().values.tolist() == list(range(1000))
 
 
-class OtherKind(nn.Module):
-    """Takes another operation, of which nothing is known, where every sample of a batch is large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        h = torch.atan2(h, 2 + h.square()) if bool((x[:, 0, 0].abs() > 5).all()) else torch.tanh(h)
-        return self.head(torch.tanh(self.second(h)).mean(1))
-
-
 def test_a_stratum_of_another_kind_costs_its_layers_everywhere() -> None:
     torch.manual_seed(0)
     x, labels = data()
     x[:, 0, 0] = 0.1
-    problem = opened(OtherKind().double(), (x, labels), batch_size=40)
+    problem = opened(OtherKind(lambda x: x[:, 0, 0].abs() > 5).double(), (x, labels), batch_size=40)
     found = Blocks(problem).remainder.operations
     found.more(4)
     assert "first.weight" in found.names
