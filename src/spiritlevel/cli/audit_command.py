@@ -11,7 +11,7 @@ from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.completing import complete_strengths
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.groups import MEASURED
-from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
+from spiritlevel.cli.sharing import ALONE, Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -41,7 +41,7 @@ _OPTIONS = (
 
 def audit_command(measure_command: Command) -> Command:
     """Return the command, with the options of ``measure``."""
-    return with_options_of(measure_command, leave_out=("per_sample", "layers"), more=_OPTIONS)(run_audit)
+    return with_options_of(measure_command, leave_out=ALONE, more=_OPTIONS)(run_audit)
 
 
 def run_audit(options: dict[str, Any]) -> int:

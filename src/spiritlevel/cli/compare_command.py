@@ -12,7 +12,7 @@ from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.completing import complete_data, complete_models
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.groups import DATA, MEASURED, MODEL, PRECISELY
-from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
+from spiritlevel.cli.sharing import ALONE, Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -83,7 +83,7 @@ _NEED_NETWORKS = (
 
 def compare_command(measure_command: Command) -> Command:
     """Return the command, with the options of ``measure``."""
-    return with_options_of(measure_command, leave_out=("per_sample", "layers"), more=_OPTIONS)(run_compare)
+    return with_options_of(measure_command, leave_out=ALONE, more=_OPTIONS)(run_compare)
 
 
 def run_compare(options: dict[str, Any]) -> int:

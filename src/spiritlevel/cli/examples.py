@@ -12,7 +12,11 @@ _SHARED = {
 }
 # By command and group.
 GROUP_EXAMPLES = {
-    "measure": {**_SHARED, "Output": "--layers --html page.html --per-sample samples.csv"},
+    "measure": {
+        **_SHARED,
+        "Speed and memory": "--device cuda --workers 4",
+        "Output": "--layers --html page.html --per-sample samples.csv",
+    },
     "compare": {**_SHARED, "Model": "my_project.py:MyNet sgd.pt sam.pt", "Data": "--data mnist --test mnist:test"},
     "audit": {**_SHARED, "What is measured": "--measures hessian_trace,rho_sum --strengths usual"},
     "spectrum": {

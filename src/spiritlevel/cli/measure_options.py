@@ -187,6 +187,24 @@ def measure_command(
             autocompletion=complete_devices,
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that measure several weights files at once, each with its share of the threads and the "
+            "memory, or with --device cuda a GPU in turn.",
+            rich_help_panel=COMPUTED,
+            metavar="N",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure several weights files as tasks of the Ray cluster at this address (auto: the one this "
+            "machine is part of; local: one for the purpose), N at once with --workers N.",
+            rich_help_panel=COMPUTED,
+            metavar="ADDRESS",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -275,5 +293,7 @@ def measure_command(
             html=html,
             learning_rate=learning_rate,
             config=config,
+            workers=workers,
+            ray=ray,
         ),
     )

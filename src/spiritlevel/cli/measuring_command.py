@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from spiritlevel.analyses.measuring import MeasuringInterrupted
 from spiritlevel.analyses.planning import plan
 from spiritlevel.cli import names
 from spiritlevel.cli.beginning import BEGINNING
+from spiritlevel.cli.by_workers import by_workers, crew_of
 from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.own_measures import named_measures
@@ -47,6 +49,8 @@ class Outputs:
     html: str | None = None
     learning_rate: float | None = None
     config: str | None = None
+    workers: int | None = None
+    ray: str | None = None  # the address of a cluster
 
 
 def run_request(request: Request, outputs: Outputs) -> int:
@@ -102,6 +106,24 @@ def _take_up(keeper: Keeper, subject: Subject, outputs: Outputs) -> None:
 
 def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs, deadline: Deadline | None) -> None:
     """Measure what is not kept yet; among several weights files one that cannot be measured becomes a row."""
+    missing = len(keeper.labels) - len(keeper.reports)
+    crew = crew_of(subject, outputs.workers, outputs.ray, missing)
+    if crew is None:
+        _one_by_one(keeper, subject, outputs, deadline)
+        return
+    with closing(by_workers(crew, keeper, subject, deadline, quiet=outputs.quiet)) as files:
+        for file, found in files:
+            stop_if_asked()
+            if found.report is not None:
+                _finished(keeper, file.label, found.report, file.identity, outputs)
+                continue
+            if keeper.one or found.refused:
+                raise (UsageError if found.refused else SpiritlevelError)(found.reason)
+            keeper.failed(file.label, found.reason)
+
+
+def _one_by_one(keeper: Keeper, subject: Subject, outputs: Outputs, deadline: Deadline | None) -> None:
+    """Measure what is not kept yet in this process."""
     paths: Sequence[str | None] = subject.request.weights or (None,)
     for position, (label, path) in enumerate(zip(keeper.labels, paths)):
         stop_if_asked()
@@ -124,8 +146,12 @@ def _measure_all(keeper: Keeper, subject: Subject, outputs: Outputs, deadline: D
             keeper.failed(label, reason)
             note(f"not measured: {keeper.failures[label]}", outputs.quiet)
             continue
-        keeper.finished(label, report.described(learning_rate=outputs.learning_rate), identity)
-        _write_samples(label, report, outputs)
+        _finished(keeper, label, report, identity, outputs)
+
+
+def _finished(keeper: Keeper, label: str, report: Report, identity: str, outputs: Outputs) -> None:
+    keeper.finished(label, report.described(learning_rate=outputs.learning_rate), identity)
+    _write_samples(label, report, outputs)
 
 
 def _after_interruption(keeper: Keeper, stop: KeyboardInterrupt, request: Request, outputs: Outputs) -> str:
@@ -260,7 +286,7 @@ def _show(keeper: Keeper, request: Request, outputs: Outputs) -> None:
         report = next(iter(reports.values()))
         screen.print(report.table(layers=outputs.layers, notes=False))
     else:
-        reasons = {label: failure.reason for label, failure in keeper.failures.items()}
+        reasons = {label: failure.reason for label, failure in keeper.ordered(keeper.failures).items()}
         screen.print(rows_table(reports, reasons, keeper.labels))
         for label, report in reports.items() if outputs.layers else ():
             screen.print(Text(for_terminal(label)))

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from spiritlevel.cli.request import Request
 
 Command = Callable[..., int]
+# Options of ``measure`` that no other command has.
+ALONE = ("per_sample", "layers", "workers", "ray")
 
 
 def option(name: str, kind: Any, default: Any, described: Any) -> inspect.Parameter:

@@ -10,7 +10,7 @@ from spiritlevel.cli.beginning import BEGINNING
 from spiritlevel.cli.completing import complete_operators, complete_strategies
 from spiritlevel.cli.failures import DONE, NOT_OK
 from spiritlevel.cli.groups import COMPUTED, MEASURED, OUTPUT, PRECISELY
-from spiritlevel.cli.sharing import Command, chosen_of, option, request_of, with_options_of
+from spiritlevel.cli.sharing import ALONE, Command, chosen_of, option, request_of, with_options_of
 from spiritlevel.values.errors import UsageError
 
 _OPTIONS = (
@@ -73,7 +73,7 @@ _OPTIONS = (
 
 def spectrum_command(measure_command: Command) -> Command:
     """Return the command, with the options of ``measure`` that concern the network and the data."""
-    left_out = ("per_sample", "layers", "measures", "set_")
+    left_out = (*ALONE, "measures", "set_")
     return with_options_of(measure_command, leave_out=left_out, more=_OPTIONS)(run_spectrum)
 
 

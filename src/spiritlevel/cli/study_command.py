@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spiritlevel.cli.completing import complete_devices, complete_engines, complete_sizes, complete_studies
+from spiritlevel.cli.counting import pieces_counted
 from spiritlevel.cli.groups import OUTPUT, PLACE, STUDIES, GroupedCommand
 from spiritlevel.cli.measure_options import HtmlOption
 from spiritlevel.values.errors import UsageError
@@ -221,32 +220,12 @@ def _print_claims(records: list[Record]) -> None:
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[OnProgress | None]:
-    """Show progress over a study's runs on standard error: a bar in a terminal, lines where it is piped."""
+    """Show progress over a study's runs, and what the studies log of long trainings."""
     if quiet:
         yield None
         return
-    if not sys.stderr.isatty():
-        with _lines(lambda line: print(line, file=sys.stderr, flush=True)):
-            started = time.monotonic()
-            yield lambda name, done, total: print(
-                f"{name}: {done} of {total} runs, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True
-            )
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    shown = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-    )
-    with shown, _lines(shown.console.print):
-        task = shown.add_task("", total=1)
-        yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
+    with pieces_counted("runs") as told, _lines(told.say):
+        yield told.count
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ EXTRAS = {
             "figures and rows of the studies, spiritlevel data get cifar10",
             {**_PANDAS, **_DRAWN, "pillow": "PIL", "pyarrow": "pyarrow"},
         ),
-        Extra("ray", "studies on several machines: --engine ray", {"ray": "ray"}),
+        Extra("ray", "several machines: measure --ray, study run --engine ray", {"ray": "ray"}),
         Extra("hf", "MODEL hf:FOLDER, text by --task", {"transformers": "transformers", "tokenizers": "tokenizers"}),
         Extra("timm", "MODEL timm:NAME", {"timm": "timm"}),
         Extra(

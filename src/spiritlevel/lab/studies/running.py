@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from spiritlevel.inputs.process.workers import Workers, ended, threads_each
 from spiritlevel.lab.studies.store import RunStore
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study
 from spiritlevel.lab.studies.telling import logger, print_lines
-from spiritlevel.values.errors import UsageError
-from spiritlevel.values.extras import need_of_extra
 
-ENGINES = ("here", "processes", "ray")
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -58,26 +55,30 @@ def run_study(
     Runs are stored as they finish, by this process: killed at any moment, the next call goes on from there, and a group
     that was under way is computed again from its seeds.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"There is no engine {engine!r}: the engines are {', '.join(ENGINES)}.")
-    if workers < 1:
-        raise UsageError(f"workers={workers} must be at least 1.")
     place = place or Place()
+    crew = Workers(
+        engine=engine,
+        count=None if engine == "ray" else workers,
+        address=address,
+        on_gpu=place.device.startswith("cuda"),
+        begin=_print_lines if _by_lines() else None,
+    )
     groups = study.groups(size)
-    threads = max(1, (os.cpu_count() or 1) // workers) if engine == "processes" else 0
+    threads = threads_each(workers) if engine == "processes" else 0
     missing = [group for group in groups if not all(store.has(study, settings) for settings in group)]
     work = [Work(study.name, tuple(group), place, threads) for group in missing]
     total, done = sum(map(len, groups)), sum(map(len, groups)) - sum(map(len, missing))
     if on_progress is not None:
         on_progress(study.name, done, total)
-    for finished in _engine(engine, workers, address)(work):
-        for settings, outcome in zip(finished.work.settings, finished.outcomes, strict=True):
-            if not store.has(study, settings):
-                each = finished.seconds / len(finished.outcomes)
-                store.write(study, settings, outcome, each, finished.environment)
-        done += len(finished.outcomes)
-        if on_progress is not None:
-            on_progress(study.name, done, total)
+    with closing(ended(compute, work, crew)) as each_ended:  # one failure ends the rest
+        for finished in (each.result for each in each_ended):
+            for settings, outcome in zip(finished.work.settings, finished.outcomes, strict=True):
+                if not store.has(study, settings):
+                    each = finished.seconds / len(finished.outcomes)
+                    store.write(study, settings, outcome, each, finished.environment)
+            done += len(finished.outcomes)
+            if on_progress is not None:
+                on_progress(study.name, done, total)
     return sum(map(len, missing))
 
 
@@ -112,52 +113,10 @@ def environment(place: Place) -> dict[str, Any]:
     return {**versions(), "device": f"{place.device} ({device})"}
 
 
-def _engine(name: str, workers: int, address: str | None) -> Callable[[Sequence[Work]], Iterator[Done]]:
-    if name == "here":
-        return lambda work: map(compute, work)
-    if name == "processes":
-        return lambda work: _in_processes(work, workers)
-    return lambda work: _on_ray(work, address)
+def _by_lines() -> bool:
+    """Whether processes print lines of their own: a bar in a terminal is their parent's."""
+    return logger.isEnabledFor(logging.INFO) and not sys.stderr.isatty()
 
 
-def _in_processes(work: Sequence[Work], workers: int) -> Iterator[Done]:
-    """Yield groups as local processes finish them; one failure ends the rest after what is finished was handed over."""
-    if not work:
-        return
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
-    # A bar in a terminal is the parent's; lines can come from anywhere.
-    lines = logger.isEnabledFor(logging.INFO) and not sys.stderr.isatty()
-    with ProcessPoolExecutor(
-        min(workers, len(work)), mp_context=context, initializer=print_lines if lines else None
-    ) as pool:
-        waiting: set[Future[Done]] = {pool.submit(compute, each) for each in work}
-        try:
-            while waiting:
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for each in finished:
-                    yield each.result()
-        finally:
-            for each in waiting:
-                each.cancel()
-
-
-def _on_ray(work: Sequence[Work], address: str | None) -> Iterator[Done]:
-    """Yield groups as a Ray cluster finishes them: the one at ``address``, or a local one started for the purpose."""
-    if not work:
-        return
-    ray = need_of_extra("ray", "the engine ray", "ray")
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
-    on_gpu = work[0].place.device.startswith("cuda")
-    remote = ray.remote(compute).options(num_cpus=1, num_gpus=1 if on_gpu else 0)
-    try:
-        waiting = [remote.remote(each) for each in work]
-        while waiting:
-            finished, waiting = ray.wait(waiting, num_returns=1)
-            yield from ray.get(finished)
-    finally:
-        if ours:
-            ray.shutdown()
+def _print_lines(_: int) -> None:
+    print_lines()
