@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from spiritlevel.inputs.process.workers import Ended, Finding, Piece, WorkerLost, Workers
+from spiritlevel.inputs.process.workers import Ended, Made, Piece, WorkerLost, Workers
 from spiritlevel.values.errors import SpiritlevelError
 from spiritlevel.values.extras import need_of_extra
 
@@ -17,8 +17,8 @@ TRIED_AGAIN = 1  # a task whose machine is gone
 
 
 def on_ray(
-    function: Callable[[Piece], Finding], pieces: Iterable[Piece], workers: Workers
-) -> Generator[Ended[Piece, Finding], None, None]:
+    function: Callable[[Piece], Made], pieces: Iterable[Piece], workers: Workers
+) -> Generator[Ended[Piece, Made], None, None]:
     """Yield pieces as the cluster ends them."""
     ray = need_of_extra("ray", "the engine ray", "ray")
     ours = not ray.is_initialized()
@@ -49,7 +49,7 @@ def on_ray(
             ray.shutdown()
 
 
-def _call(function: Callable[[Piece], Finding], piece: Piece) -> Finding:
+def _call(function: Callable[[Piece], Made], piece: Piece) -> Made:
     return function(piece)
 
 

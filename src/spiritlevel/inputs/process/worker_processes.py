@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, Generic
 
-from spiritlevel.inputs.process.workers import Ended, Finding, Piece, WorkerLost, Workers
+from spiritlevel.inputs.process.workers import Ended, Made, Piece, WorkerLost, Workers
 
 PATIENCE = 5.0  # seconds that a process has to end when it is told to
 _NO_PIECE: Any = object()
@@ -20,12 +20,12 @@ _FROM_TERMINAL = ("SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def in_processes(
-    function: Callable[[Piece], Finding], pieces: Iterable[Piece], workers: Workers
-) -> Generator[Ended[Piece, Finding], None, None]:
+    function: Callable[[Piece], Made], pieces: Iterable[Piece], workers: Workers
+) -> Generator[Ended[Piece, Made], None, None]:
     """Yield pieces as processes end them."""
     left = iter(pieces)
     assert workers.count is not None
-    crew: list[_Worker[Piece, Finding]] = []
+    crew: list[_Worker[Piece, Made]] = []
     try:
         for number in range(workers.count):
             piece = next(left, _NO_PIECE)
@@ -49,12 +49,10 @@ def in_processes(
             worker.end()
 
 
-class _Worker(Generic[Piece, Finding]):
+class _Worker(Generic[Piece, Made]):
     """One place for a process, which another takes where it died."""
 
-    def __init__(
-        self, number: int, function: Callable[[Piece], Finding], begin: Callable[[int], object] | None
-    ) -> None:
+    def __init__(self, number: int, function: Callable[[Piece], Made], begin: Callable[[int], object] | None) -> None:
         self._number, self._function, self._begin = number, function, begin
         self._piece: Piece = _NO_PIECE
         self._start()
@@ -78,7 +76,7 @@ class _Worker(Generic[Piece, Finding]):
         with contextlib.suppress(OSError):  # it died just now, which its sign will say
             self._channel.send_bytes(pickle.dumps(piece))
 
-    def taken_back(self) -> Ended[Piece, Finding]:
+    def taken_back(self) -> Ended[Piece, Made]:
         """Return the piece of work as it ended."""
         piece, self._piece = self._piece, _NO_PIECE
         try:

@@ -12,7 +12,7 @@ from spiritlevel.values.errors import SpiritlevelError, UsageError
 ENGINES = ("here", "processes", "ray")
 
 Piece = TypeVar("Piece")
-Finding = TypeVar("Finding")
+Made = TypeVar("Made")
 
 
 class WorkerLost(SpiritlevelError):
@@ -37,15 +37,15 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Ended(Generic[Piece, Finding]):
+class Ended(Generic[Piece, Made]):
     """A piece of work with what was found, or with what went wrong."""
 
     piece: Piece
-    found: Finding | None = None
+    found: Made | None = None
     error: BaseException | None = None
 
     @property
-    def result(self) -> Finding:
+    def result(self) -> Made:
         """What was found; what went wrong is raised."""
         if self.error is not None:
             raise self.error
@@ -54,8 +54,8 @@ class Ended(Generic[Piece, Finding]):
 
 
 def ended(
-    function: Callable[[Piece], Finding], pieces: Iterable[Piece], workers: Workers
-) -> Generator[Ended[Piece, Finding], None, None]:
+    function: Callable[[Piece], Made], pieces: Iterable[Piece], workers: Workers
+) -> Generator[Ended[Piece, Made], None, None]:
     """Yield pieces of work as they end, in any order; a piece is taken from ``pieces`` when a worker is free for it.
 
     Whoever stops before the end closes the iterator, which ends the workers.
@@ -79,9 +79,7 @@ def threads_each(workers: int) -> int:
     return threads if os.environ.get("OMP_NUM_THREADS") else max(1, threads // workers)
 
 
-def _here(
-    function: Callable[[Piece], Finding], pieces: Iterable[Piece]
-) -> Generator[Ended[Piece, Finding], None, None]:
+def _here(function: Callable[[Piece], Made], pieces: Iterable[Piece]) -> Generator[Ended[Piece, Made], None, None]:
     for piece in pieces:
         try:
             found = function(piece)
