@@ -263,11 +263,7 @@ def grouped_intervals(
     They hold for so many ``pairs`` at once.
     None where fewer than three groups have both values.
     """
-    first, second = np.asarray(groups_a, dtype=np.float64), np.asarray(groups_b, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1:
-        raise UsageError(f"groups must come in pairs; found shapes {first.shape} and {second.shape}")
-    both = np.isfinite(first) & np.isfinite(second)
-    first, second = first[both], second[both]
+    first, second = _finite_pairs(groups_a, groups_b, "groups must come in pairs")
     count = len(first)
     if count < 3:
         return None
@@ -283,6 +279,15 @@ def grouped_intervals(
         around(b - a, second - first),
         around(ratio, np.log(second / first)) if ratio is not None and one_sign else None,
     )
+
+
+def _finite_pairs(x: ArrayLike, y: ArrayLike, needed: str) -> tuple[Vector, Vector]:
+    """Return two vectors without the places at which one of them is not finite; ``needed`` begins a refusal."""
+    first, second = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise UsageError(f"{needed}; found shapes {first.shape} and {second.shape}")
+    both = np.isfinite(first) & np.isfinite(second)
+    return first[both], second[both]
 
 
 @lru_cache
@@ -329,11 +334,7 @@ def rank_correlation(
 
     if method not in _FISHER_VARIANCE:
         raise UsageError(f"method must be one of {', '.join(_FISHER_VARIANCE)}, not {method!r}")
-    first, second = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1:
-        raise UsageError(f"a correlation needs two vectors of one length; found shapes {first.shape}, {second.shape}")
-    finite = np.isfinite(first) & np.isfinite(second)
-    first, second = first[finite], second[finite]
+    first, second = _finite_pairs(x, y, "a correlation needs two vectors of one length")
     count = len(first)
     if count < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
         reason = f"only {count} pairs" if count < 3 else "one of the two does not vary"

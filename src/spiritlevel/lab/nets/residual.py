@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -28,15 +30,39 @@ class PreActivationBlock(nn.Module):
         return total
 
 
-def _tower(stem: nn.Conv2d, blocks: list[nn.Module], width: int, classes: int) -> nn.Sequential:
+def _tower(
+    channels: int,
+    classes: int,
+    widths: Sequence[int],
+    repeats: int,
+    inner: Callable[[int, int, int], list[nn.Conv2d]],
+    *,
+    dropout: float = 0.0,
+    bias: bool = False,
+) -> nn.Sequential:
+    """Return stages of blocks between a first convolution and a linear layer; ``inner`` makes a block's convolutions.
+
+    ``inner`` takes the channels that come in, the stage's width and the stride, which is 2 where a later stage begins.
+    """
+    blocks: list[nn.Module] = []
+    fan_in = 16
+    for stage, width in enumerate(widths):
+        for repeat in range(repeats):
+            stride = 2 if stage > 0 and repeat == 0 else 1
+            convolutions = inner(fan_in, width, stride)
+            fan_out = convolutions[-1].out_channels
+            same = stride == 1 and fan_in == fan_out
+            shortcut = nn.Identity() if same else nn.Conv2d(fan_in, fan_out, 1, stride=stride, bias=bias)
+            blocks.append(PreActivationBlock(convolutions, dropout, shortcut))
+            fan_in = fan_out
     return nn.Sequential(
-        stem,
+        nn.Conv2d(channels, 16, 3, padding=1, bias=bias),
         *blocks,
-        nn.BatchNorm2d(width),
+        nn.BatchNorm2d(fan_in),
         nn.ReLU(inplace=True),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(width, classes),
+        nn.Linear(fan_in, classes),
     )
 
 
@@ -46,21 +72,15 @@ def preresnet(channels: int, size: int, classes: int, depth: int = 164) -> nn.Se
     repeats, remainder = divmod(depth - 2, 9)
     if remainder or repeats < 1:
         raise UsageError(f"depth={depth} is not 9n + 2, which a bottleneck PreResNet needs: take 11, 20, 29, … 164.")
-    blocks: list[nn.Module] = []
-    fan_in = 16
-    for stage, planes in enumerate((16, 32, 64)):
-        for repeat in range(repeats):
-            stride = 2 if stage > 0 and repeat == 0 else 1
-            convolutions = [
-                nn.Conv2d(fan_in, planes, 1, bias=False),
-                nn.Conv2d(planes, planes, 3, stride=stride, padding=1, bias=False),
-                nn.Conv2d(planes, 4 * planes, 1, bias=False),
-            ]
-            same = stride == 1 and fan_in == 4 * planes
-            shortcut = nn.Identity() if same else nn.Conv2d(fan_in, 4 * planes, 1, stride=stride, bias=False)
-            blocks.append(PreActivationBlock(convolutions, 0.0, shortcut))
-            fan_in = 4 * planes
-    return _tower(nn.Conv2d(channels, 16, 3, padding=1, bias=False), blocks, fan_in, classes)
+
+    def bottleneck(fan_in: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [
+            nn.Conv2d(fan_in, width, 1, bias=False),
+            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+        ]
+
+    return _tower(channels, classes, (16, 32, 64), repeats, bottleneck)
 
 
 def wide_resnet(
@@ -74,21 +94,15 @@ def wide_resnet(
     repeats, remainder = divmod(depth - 4, 6)
     if remainder or repeats < 1:
         raise UsageError(f"depth={depth} is not 6n + 4, which a wide ResNet needs: take 10, 16, 22, 28, 40.")
-    blocks: list[nn.Module] = []
-    fan_in = 16
-    for stage in range(3):
-        planes = 16 * 2**stage * width
-        for repeat in range(repeats):
-            stride = 2 if stage > 0 and repeat == 0 else 1
-            convolutions = [
-                nn.Conv2d(fan_in, planes, 3, stride=stride, padding=1, bias=bias),
-                nn.Conv2d(planes, planes, 3, padding=1, bias=bias),
-            ]
-            same = stride == 1 and fan_in == planes
-            shortcut = nn.Identity() if same else nn.Conv2d(fan_in, planes, 1, stride=stride, bias=bias)
-            blocks.append(PreActivationBlock(convolutions, dropout, shortcut))
-            fan_in = planes
-    return _tower(nn.Conv2d(channels, 16, 3, padding=1, bias=bias), blocks, fan_in, classes)
+
+    def two(fan_in: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [
+            nn.Conv2d(fan_in, width, 3, stride=stride, padding=1, bias=bias),
+            nn.Conv2d(width, width, 3, padding=1, bias=bias),
+        ]
+
+    widths = [16 * width * 2**stage for stage in range(3)]
+    return _tower(channels, classes, widths, repeats, two, dropout=dropout, bias=bias)
 
 
 def wide_resnet_16_4(channels: int, size: int, classes: int, dropout: float = 0.0, bias: bool = False) -> nn.Sequential:

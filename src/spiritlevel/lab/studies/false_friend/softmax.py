@@ -8,12 +8,11 @@ from typing import Any
 from torch import nn
 
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.false_friend.weight_decay import GAMMAS, PAPER, WORDS, draw, validation_data
-from spiritlevel.lab.studies.material import crossed, held_out_data, points_of, train_stack, training_data, with_common
+from spiritlevel.lab.studies.false_friend.weight_decay import GAMMAS, PAPER, WORDS, draw, evaluated_row
+from spiritlevel.lab.studies.material import crossed, points_of, train_stack, training_data, with_common
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
-from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
+from spiritlevel.lab.studies.spectra_of import spectrum_row
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
-from spiritlevel.lab.training import evaluate
 
 EIGENVALUES = {"none": 12.26, "1e4": 14.17, "5e4": 15.84}
 ACCURACIES = {"none": 0.9348, "1e4": 0.9400, "5e4": 0.9408}
@@ -42,19 +41,10 @@ def _grid(size: str) -> list[Settings]:
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data = training_data(settings, place)
-    on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
     points = points_of(data, settings["points"], settings["seed"])
     points = replace(points, x=points.x.to(place.device), y=points.y.to(place.device))
-    row = {
-        "train_accuracy": on_train.accuracy,
-        "train_loss": on_train.loss,
-        "validation_accuracy": on_validation.accuracy,
-        "test_accuracy": evaluate(model, held_out_data(settings, place)).accuracy,
-        "gap": on_train.accuracy - on_validation.accuracy,
-        "weight_norm": norm_of_weights(model),
-        **spectrum_row(model, points, batch_size=BATCH),
-    }
-    return Outcome([row])
+    row = evaluated_row(settings, model, data, place)
+    return Outcome([{**row, **spectrum_row(model, points, batch_size=BATCH)}])
 
 
 def _analyse(table: Table) -> dict[str, Quantity]:

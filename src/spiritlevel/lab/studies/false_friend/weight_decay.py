@@ -24,7 +24,7 @@ from spiritlevel.lab.studies.material import (
 )
 from spiritlevel.lab.studies.quantities import Quantity, over_seeds, ratio_over_seeds
 from spiritlevel.lab.studies.spectra_of import norm_of_weights, spectrum_row
-from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
+from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
 from spiritlevel.lab.training import crop_and_flip, evaluate, train
 
 PAPER = "Granziol 2021"
@@ -66,23 +66,26 @@ def _train(group: Sequence[Settings], place: Place) -> list[tuple[nn.Module, lis
     return [(model, curves[0])]
 
 
-def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]]], place: Place) -> Outcome:
-    model, curve = trained
-    data = training_data(settings, place)
+def evaluated_row(settings: Settings, model: nn.Module, data: LabelledData, place: Place) -> Row:
+    """Return accuracies on the data trained on, on validation and on test images, and the norm of the weights."""
     on_train, on_validation = evaluate(model, data), evaluate(model, validation_data(settings, place))
-    on_test = evaluate(model, held_out_data(settings, place))
-    points = points_of(data, settings["points"], settings["seed"])
-    row = {
+    return {
         "train_accuracy": on_train.accuracy,
         "train_loss": on_train.loss,
         "validation_accuracy": on_validation.accuracy,
-        "test_accuracy": on_test.accuracy,
+        "test_accuracy": evaluate(model, held_out_data(settings, place)).accuracy,
         "gap": on_train.accuracy - on_validation.accuracy,
         "weight_norm": norm_of_weights(model),
-        **spectrum_row(model, points, mode=settings.get("mode", "eval"), quick=settings.get("quick", False)),
     }
+
+
+def _measure(settings: Settings, trained: tuple[nn.Module, list[dict[str, float]]], place: Place) -> Outcome:
+    model, curve = trained
+    data = training_data(settings, place)
+    points = points_of(data, settings["points"], settings["seed"])
+    found = spectrum_row(model, points, mode=settings.get("mode", "eval"), quick=settings.get("quick", False))
     columns = {key: [step[key] for step in curve] for key in ("epoch", "error", "norm")} if curve else {}
-    return Outcome([row], columns)
+    return Outcome([{**evaluated_row(settings, model, data, place), **found}], columns)
 
 
 def _analyse(table: Table) -> dict[str, Quantity]:

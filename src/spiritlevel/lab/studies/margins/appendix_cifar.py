@@ -17,7 +17,7 @@ from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.datasets import LabelledData
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
-from spiritlevel.lab.studies.margins.over_training import PAPER, correlations
+from spiritlevel.lab.studies.margins.over_training import PAPER, correlations, draw_last_look
 from spiritlevel.lab.studies.material import crossed, network, points_of, training_data, training_options, with_common
 from spiritlevel.lab.studies.quantities import Quantity, exact, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
@@ -177,12 +177,7 @@ def _draw(table: Table) -> Any:
     drawing.label(axes[2], "step", "accuracy on the points", "training")
     for axis in axes[:3]:
         axis.set_xscale("symlog", linthresh=max(steps[1], 1))
-    own = table.where(seed=0).runs[0]
-    last = max(int(name.partition("@")[2]) for name in own.columns)
-    right = np.array(own.columns[f"correct@{last}"]) > 0
-    x, y = np.array(own.columns[f"aceht@{last}"]), np.array(own.columns[f"hessian_trace@{last}"])
-    drawing.dots(axes[3], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
-    drawing.label(axes[3], "ACEHT", "Hessian trace of a sample", f"step {last}")
+    draw_last_look(axes[3], table)
     return figure
 
 

@@ -218,13 +218,18 @@ def _draw(table: Table) -> Any:
         axis.set_xscale("log")
         axis.set_ylim(-0.6, 1.05)
         drawing.label(axis, "step", "r with the trace", title)
+    draw_last_look(axes[2], table)
+    return figure
+
+
+def draw_last_look(axis: Any, table: Table) -> None:
+    """Draw every point's trace over its ACEHT at the last look at one network."""
     own = table.where(seed=0).runs[0]
     last = max(int(name.partition("@")[2]) for name in own.columns)
     right = np.array(own.columns[f"correct@{last}"]) > 0
     x, y = np.array(own.columns[f"aceht@{last}"]), np.array(own.columns[f"hessian_trace@{last}"])
-    drawing.dots(axes[2], {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
-    drawing.label(axes[2], "ACEHT", "Hessian trace of a sample", f"step {last}")
-    return figure
+    drawing.dots(axis, {"correct": (x[right], y[right]), "wrong": (x[~right], y[~right])})
+    drawing.label(axis, "ACEHT", "Hessian trace of a sample", f"step {last}")
 
 
 Grid = dict[str, dict[str, Any]]

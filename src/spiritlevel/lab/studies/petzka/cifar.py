@@ -12,11 +12,11 @@ from spiritlevel.analyses.symmetries import rescale_layers
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
-from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row
+from spiritlevel.lab.studies.petzka.flatness_rows import flatness_row, losses_row
 from spiritlevel.lab.studies.petzka.reparameterised import collapse, draw_collapse, relative_changes
 from spiritlevel.lab.studies.quantities import Quantity, all_of, correlation, correlation_gain, exact, kendall, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Row, Settings, Study, Table
-from spiritlevel.lab.training import LossTarget, evaluate
+from spiritlevel.lab.training import LossTarget
 
 INITIALISATIONS = ("xavier_normal", "kaiming_uniform", "uniform", "normal_tenth")
 # N(0, σ² = 0.1) to the letter, which the paper's rates hardly train: kept beside the reading that trains.
@@ -63,15 +63,8 @@ def _train(group: Sequence[Settings], place: Place) -> Sequence[nn.Module]:
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
-    on_train, on_test = evaluate(model, data), evaluate(model, test)
-    common = {
-        "train_loss": on_train.loss,
-        "test_loss": on_test.loss,
-        "train_accuracy": on_train.accuracy,
-        "test_accuracy": on_test.accuracy,
-        "gap": on_test.loss - on_train.loss,
-    }
-    if not np.isfinite(on_train.loss) or on_train.accuracy < 0.2:
+    common = losses_row(model, data, test)
+    if not np.isfinite(common["train_loss"]) or common["train_accuracy"] < 0.2:
         return Outcome([{**common, "copy": "failed"}])
     points = points_of(data, settings["points"], 0)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]

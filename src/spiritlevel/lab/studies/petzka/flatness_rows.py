@@ -10,6 +10,7 @@ from torch import nn
 from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab.datasets import LabelledData
+from spiritlevel.lab.training import evaluate
 
 MEASURES = (
     "hessian_trace", "kappa_last", "kappa_max", "kappa_sum", "kappa_tau_last", "kappa_tau_max", "kappa_tau_sum",
@@ -18,6 +19,18 @@ MEASURES = (
 )  # fmt: skip
 GPU_BATCH = 1000
 FAST = tuple(name for name in MEASURES if name not in ("kappa_last", "kappa_max", "kappa_sum"))
+
+
+def losses_row(model: nn.Module, data: LabelledData, test: LabelledData) -> dict[str, Any]:
+    """Return loss and accuracy on the data trained on and on test data, and the gap of the losses."""
+    on_train, on_test = evaluate(model, data), evaluate(model, test)
+    return {
+        "train_loss": on_train.loss,
+        "test_loss": on_test.loss,
+        "train_accuracy": on_train.accuracy,
+        "test_accuracy": on_test.accuracy,
+        "gap": on_test.loss - on_train.loss,
+    }
 
 
 def flatness_row(

@@ -19,11 +19,10 @@ from torch import nn
 from spiritlevel.lab.studies import drawing
 from spiritlevel.lab.studies.claims import Claim, Within
 from spiritlevel.lab.studies.material import held_out_data, points_of, train_stack, training_data, with_common
-from spiritlevel.lab.studies.petzka.flatness_rows import FAST, flatness_row
+from spiritlevel.lab.studies.petzka.flatness_rows import FAST, flatness_row, losses_row
 from spiritlevel.lab.studies.quantities import Quantity, all_of, bootstrapped, pearson, spearman
 from spiritlevel.lab.studies.study import Outcome, Place, Settings, Study, Table
 from spiritlevel.lab.studies.transformed import correlation_by_z, least, leaving_one_out, within_cells
-from spiritlevel.lab.training import evaluate
 
 GPU_BATCH = 10000
 LARGEST_LOSS = 0.07  # networks with a larger training error are dropped, as in the paper
@@ -53,16 +52,9 @@ def _grid(size: str) -> list[Settings]:
 
 def _measure(settings: Settings, model: nn.Module, place: Place) -> Outcome:
     data, test = training_data(settings, place), held_out_data(settings, place)
-    on_train, on_test = evaluate(model, data), evaluate(model, test)
     points = points_of(data, settings["points"], 0)
-    row = {
-        "train_loss": on_train.loss,
-        "test_loss": on_test.loss,
-        "train_accuracy": on_train.accuracy,
-        "test_accuracy": on_test.accuracy,
-        "gap": on_test.loss - on_train.loss,
-    }
-    if np.isfinite(on_train.loss):
+    row = losses_row(model, data, test)
+    if np.isfinite(row["train_loss"]):
         row.update(flatness_row(model, points, FAST, batch_size=GPU_BATCH))
     return Outcome([row])
 
