@@ -34,9 +34,9 @@ FLAGS = (
 LARGEST, SLOWEST = 2_000_000, 1.5  # bytes, seconds
 
 
-def report_of(samples: int) -> Report:
-    """Return a report with the default measures and five quantities of every sample."""
-    rng = np.random.default_rng(0)
+def columns_of(samples: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return five made-up quantities of so many samples, some of them misclassified."""
+    rng = np.random.default_rng(seed)
     margin = rng.normal(6, 2.5, samples)
     trace = 50 * np.exp(-margin + rng.normal(0, 0.3, samples))
     columns = {
@@ -46,11 +46,16 @@ def report_of(samples: int) -> Report:
         "output_margin": margin,
         "softmax_margin": np.tanh(margin / 2),
     }
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+def report_of(samples: int) -> Report:
+    """Return a report with the default measures and five quantities of every sample."""
     layers = {f"layer{i}": Estimate(float(i + 1)) for i in range(8)}
     return Report(
         estimates={name: Estimate(float(i + 1), verified=True) for i, name in enumerate(DEFAULT)},
         per_layer={"hessian_trace": layers, "normalized_sharpness": layers},
-        per_sample={name: torch.from_numpy(values) for name, values in columns.items()},
+        per_sample=columns_of(samples),
         header=Header(model="made up", samples=samples, samples_total=samples, loss=0.1),
         titles={name: MEASURES[name].title for name in DEFAULT},
     )

@@ -186,67 +186,45 @@ def density(device: torch.device, samples: int, probes: int, steps: int) -> Work
         away = [distance(nodes.reshape(-1).cpu(), weights.reshape(-1).cpu(), spectrum) for nodes, weights in found]
         return math.sqrt(sum(one**2 for one in away) / DRAWS)
 
-    errors = {"Spiritlevel": of_small(lambda seed: _our_density(small, small_data, probes, steps, seed))}
+    own_error = of_small(lambda seed: _our_density(small, small_data, probes, steps, seed))
     contenders = [
         Contender(
             "Spiritlevel",
             lambda: _our_density(model, data, probes, steps),
-            lambda found: errors["Spiritlevel"],
+            lambda found: own_error,
             "all probes advance together; outliers are counted",
         )
     ]
     run_probes = max(1, probes // 5)
-    part = f"probe after probe; {run_probes} of {probes} run"
 
-    def by_loop(model: nn.Module, data: Data, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(seed)
-        return EagerLoop(model, data).density(steps, count)
+    def add(name: str, run: Callable[[nn.Module, Data, int], tuple[Tensor, Tensor]], note: str = "") -> None:
+        def seeded(seed: int) -> tuple[Tensor, Tensor]:
+            torch.manual_seed(seed)
+            return run(small, small_data, probes)
 
-    errors["loop"] = of_small(lambda seed: by_loop(small, small_data, probes, seed))
-    contenders.append(
-        Contender(
-            "eager reverse-over-reverse loop",
-            lambda: by_loop(model, data, run_probes),
-            lambda found: errors["loop"],
-            f"{part}; one retained graph, no re-orthogonalisation"
-            + ("; convolutions in TF32, torch's default" if device.type == "cuda" else ""),
-            lambda found: probes / run_probes,
-        )
+        def part() -> tuple[Tensor, Tensor]:
+            torch.manual_seed(0)
+            return run(model, data, run_probes)
+
+        error = of_small(seeded)
+        how = f"probe after probe; {run_probes} of {probes} run{note}"
+        contenders.append(Contender(name, part, lambda found: error, how, lambda found: probes / run_probes))
+
+    add(
+        "eager reverse-over-reverse loop",
+        lambda model, data, count: EagerLoop(model, data).density(steps, count),
+        "; one retained graph, no re-orthogonalisation"
+        + ("; convolutions in TF32, torch's default" if device.type == "cuda" else ""),
     )
     if peers.installed("curvlinops"):
 
-        def by_curvlinops(
-            model: nn.Module, data: Data, count: int, ends: tuple[float, float], seed: int = 0
-        ) -> tuple[Tensor, Tensor]:
-            torch.manual_seed(seed)
-            return peers.curvlinops_density(peers.curvlinops_hessian(model, data), steps, count, ends)
+        def by_curvlinops(own: nn.Module, data: Data, count: int) -> tuple[Tensor, Tensor]:
+            told = small_ends if own is small else ends
+            return peers.curvlinops_density(peers.curvlinops_hessian(own, data), steps, count, told)
 
-        errors["curvlinops"] = of_small(lambda seed: by_curvlinops(small, small_data, probes, small_ends, seed))
-        contenders.append(
-            Contender(
-                "curvlinops lanczos_approximate_spectrum",
-                lambda: by_curvlinops(model, data, run_probes, ends),
-                lambda found: errors["curvlinops"],
-                f"{part}; told the ends of the spectrum",
-                lambda found: probes / run_probes,
-            )
-        )
+        add("curvlinops lanczos_approximate_spectrum", by_curvlinops, "; told the ends of the spectrum")
     if peers.installed("pyhessian"):
-
-        def by_pyhessian(model: nn.Module, data: Data, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-            torch.manual_seed(seed)
-            return peers.PyHessian(model, data).density(steps, count)
-
-        errors["PyHessian"] = of_small(lambda seed: by_pyhessian(small, small_data, probes, seed))
-        contenders.append(
-            Contender(
-                "PyHessian density",
-                lambda: by_pyhessian(model, data, run_probes),
-                lambda found: errors["PyHessian"],
-                part,
-                lambda found: probes / run_probes,
-            )
-        )
+        add("PyHessian density", lambda model, data, count: peers.PyHessian(model, data).density(steps, count))
     return Work(
         "density",
         f"Spectral density, {probes} probes of {steps} steps, LeNet-5, {samples:,} images",

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.page import columns_of
 from spiritlevel.engine.problem import Problem
 from spiritlevel.lab import datasets
 from spiritlevel.measures.registry import MEASURES
@@ -61,19 +61,8 @@ def made_report(scale: float = 1.0, *, error: float = 0.0, layers: bool = True, 
 
 def sampled_report(count: int, seed: int = 0) -> Report:
     """Return a report with five quantities of so many samples, some of them misclassified."""
-    rng = np.random.default_rng(seed)
-    margin = rng.normal(6, 2.5, count)
-    trace = 50 * np.exp(-margin + rng.normal(0, 0.3, count))
-    samples = {
-        "hessian_trace": trace,
-        "aceht": trace * np.exp(rng.normal(0, 0.2, count)) / 30,
-        "margin_bound": trace * np.exp(rng.normal(0, 0.4, count)) / 10,
-        "output_margin": margin,
-        "softmax_margin": np.tanh(margin / 2),
-    }
     report = made_report(samples=count, samples_total=count)
-    per_sample = {name: torch.from_numpy(values) for name, values in samples.items()}
-    return replace(report, per_sample=per_sample, sample_indices=torch.arange(count))
+    return replace(report, per_sample=columns_of(count, seed), sample_indices=torch.arange(count))
 
 
 def hostile_problem(seed: int = 0, samples: int = 200) -> Problem:

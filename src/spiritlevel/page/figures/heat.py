@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.page.extras import need
+from spiritlevel.page.figures.squares import written_squares
 from spiritlevel.page.palette import Palette, in_lines
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.results.numerals import plain
@@ -68,17 +69,9 @@ def heat_map(audit: Audit, titles: dict[str, str], name: str = "audit") -> Figur
             scale=alt.Scale(domain=verdicts, range=[getattr(palette, COLOURS[verdict]) for verdict in verdicts]),
             legend=alt.Legend(orient="bottom", columns=2),
         )
-        squares = base.mark_rect(stroke=palette.grid).encode(
-            color=colour,
-            opacity=alt.Opacity("strength:Q", scale=None),
-            tooltip=[
-                alt.Tooltip("measure:N", title="measure"),
-                alt.Tooltip("symmetry:N", title="under"),
-                alt.Tooltip("text:N", title="measured"),
-                alt.Tooltip("declared:N", title="declared"),
-            ],
-        )
-        return alt.layer(squares, base.mark_text(fontSize=12, color=palette.ink).encode(text="text:N"))
+        opacity = alt.Opacity("strength:Q", scale=None)
+        told = {"measure": "measure", "symmetry": "under", "text": "measured", "declared": "declared"}
+        return written_squares(base, palette, color=colour, opacity=opacity, told=told, size=12)
 
     return Figure(
         name,

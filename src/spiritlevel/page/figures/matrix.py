@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.page.extras import need
+from spiritlevel.page.figures.squares import written_squares
 from spiritlevel.page.palette import Palette, ending
 from spiritlevel.page.parts import Figure, Rows
 from spiritlevel.page.points import short
@@ -70,19 +71,16 @@ def matrix(row: ComparisonRow, order: Sequence[str], short_names: Sequence[str],
         )
         told = ["told apart", "not told apart"] if decided else ["not told apart"]
         colours = [palette.orange, palette.grey] if decided else [palette.grey]
-        squares = base.mark_rect(stroke=palette.grid).encode(
+        return written_squares(
+            base,
+            palette,
             color=alt.Color(
                 "told:N", scale=alt.Scale(domain=told, range=colours), legend=alt.Legend(orient="bottom", columns=1)
             ),
             opacity=alt.Opacity("size:Q", scale=alt.Scale(domain=[0, largest], range=FAINT_TO_STRONG), legend=None),
-            tooltip=[
-                alt.Tooltip("network:N", title="network"),
-                alt.Tooltip("against:N", title="against"),
-                alt.Tooltip("words:N", title="with its interval"),
-                alt.Tooltip("told:N", title="verdict"),
-            ],
+            told={"network": "network", "against": "against", "words": "with its interval", "told": "verdict"},
+            size=11,
         )
-        return alt.layer(squares, base.mark_text(fontSize=11, color=palette.ink).encode(text="text:N"))
 
     side = max(22, 34 if len(order) <= MOST_WITH_NUMBERS else 22)
     return Figure(
