@@ -34,6 +34,7 @@ _PUBLIC = {
     "Comparison": "spiritlevel.results.compared",
     "curvature": "spiritlevel.analyses.diagonal_blocks",
     "CurvatureView": "spiritlevel.analyses.diagonal_blocks",
+    "over_ranks": "spiritlevel.inputs.process.joining",
     "per_sample": "spiritlevel.analyses.measuring",
     "eigenvalues": "spiritlevel.analyses.eigenvalue_search",
     "Eigenvalues": "spiritlevel.results.eigenpairs",
@@ -84,6 +85,7 @@ __all__ = [
     "measures",
     "nets",
     "operators",
+    "over_ranks",
     "per_sample",
     "plan",
     "reference",
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
     from spiritlevel.engine import operators
     from spiritlevel.engine.problem import Problem
     from spiritlevel.inputs import losses
+    from spiritlevel.inputs.process.joining import over_ranks
     from spiritlevel.inputs.weights.checkpoints import load_weights
     from spiritlevel.lab import datasets, nets, training
     from spiritlevel.measures import reference

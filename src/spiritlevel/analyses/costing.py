@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from spiritlevel.inputs.process.ranks import ranks
 from spiritlevel.inputs.spending import Spending
 from spiritlevel.results.audits import Audit
 from spiritlevel.results.compared import Comparison
@@ -25,7 +26,8 @@ def costed(question: Callable[Arguments, CostedResult]) -> Callable[Arguments, C
         start = time.perf_counter()
         with Spending() as spending:
             found = question(*args, **kwargs)
-        passes = spending.passes(_samples(found))
+        # Other ranks may have looked at a few samples which the first one, having the first batch, had seen.
+        passes = ranks().meet("the cost", spending.passes(_samples(found)))[0]
         return replace(found, cost=ResultCost(time.perf_counter() - start, passes)) if passes else found
 
     return asked

@@ -7,9 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from spiritlevel.inputs.process.ranks import ranks
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 Clock = Callable[[], float]
+
+
+def common_time() -> float:
+    """Return the seconds of the clock that all ranks of this run go by."""
+    return ranks().time()
+
 
 # A sweep that was begun is brought to its end where it will be late by no more than this share of all seconds: most of
 # its work is done, and would be lost.
@@ -43,13 +50,15 @@ class Deadline:
     It belongs to one measurement and those made for it, which hand it along.  ``clock`` is any that counts seconds.
     """
 
-    def __init__(self, seconds: float, clock: Clock = time.monotonic, began: float | None = None) -> None:
+    def __init__(self, seconds: float, clock: Clock = common_time, began: float | None = None) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise UsageError(f"seconds must be a positive number, not {seconds!r}")
         self.seconds, self.clock = seconds, clock
         self.interrupted = False
         self.refusals: Counter[str] = Counter()  # of work that there was no time for, by kind
-        self._end = (clock() if began is None else began) + seconds
+        self._end = clock() + seconds
+        if began is not None:
+            self._end = ranks().meet("the deadline", self._end - (time.monotonic() - began))[0]
         self._rates: dict[str, float] = {}
         self._expected: dict[str, float] = {}
 
@@ -89,6 +98,11 @@ class Deadline:
         """Take a unit of what was never done for so many units, at least, of what was; nothing where that was not."""
         if like in self._rates:
             self._expected[kind] = units * self._rates[like]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """What a unit of each kind of work took."""
+        return dict(self._rates)
 
     def rate(self, kind: str) -> float:
         """Return the seconds that a unit of some work takes as far as that is known, 0 where it is not."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from spiritlevel.inputs.process.ranks import Ranks
 from spiritlevel.inputs.row_buffer import RowBuffer
 from spiritlevel.inputs.splitmix import splitmix64
+from spiritlevel.inputs.sweeping import laid_out
+
+if TYPE_CHECKING:
+    from spiritlevel.inputs.open_problem import OpenProblem
 
 
 class Fingerprint:
@@ -22,14 +28,33 @@ class Fingerprint:
     def __init__(self) -> None:
         self._shapes: list[tuple[int, ...]] = []
         self._fields: list[RowBuffer] = []
+        self._places: list[RowBuffer] = []  # of the samples whose numbers these are
 
-    def add(self, tensors: list[Tensor]) -> None:
-        """Take in the fields of a batch."""
+    def add(self, tensors: list[Tensor], places: Tensor | None = None) -> None:
+        """Take in the fields of a batch, whose samples have these places in the data."""
         for position, tensor in enumerate(tensors):
             if position == len(self._fields):
                 self._shapes.append(tuple(tensor.shape[1:]))
                 self._fields.append(RowBuffer())
-            self._fields[position].add(_numbers(tensor.detach()))
+                self._places.append(RowBuffer())
+            numbers = _numbers(tensor.detach())
+            self._fields[position].add(numbers)
+            if places is not None:
+                self._places[position].add(places[: len(numbers)])
+
+    def unite(self, problem: OpenProblem, group: Ranks) -> None:
+        """Take in what the other ranks took in."""
+        known: dict[str, Tensor] = {}
+        for position, (numbers, places) in enumerate(zip(self._fields, self._places)):
+            rows, where = numbers.whole(), places.whole()
+            known[f"numbers {position}"] = laid_out(problem, rows, where)
+            known[f"given {position}"] = laid_out(problem, torch.ones_like(rows, dtype=torch.bool), where)
+        known, shapes = group.united(known, self._shapes, device=problem.device)
+        self._shapes = max(shapes, key=len)
+        self._fields = []
+        for position in range(len(self._shapes)):
+            self._fields.append(RowBuffer())
+            self._fields[-1].add(known[f"numbers {position}"][known[f"given {position}"]])
 
     def __str__(self) -> str:
         digests = [

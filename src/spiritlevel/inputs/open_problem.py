@@ -26,6 +26,7 @@ from spiritlevel.inputs.process.composite_operations import composite_operations
 from spiritlevel.inputs.process.fast_max_pool import fast_max_pool
 from spiritlevel.inputs.process.precision import autocast_kinds, full_float32, without_autocast
 from spiritlevel.inputs.process.random_state import kept_random_state
+from spiritlevel.inputs.process.ranks import Ranks, ranks
 from spiritlevel.inputs.process.scope import hold, process_scope
 from spiritlevel.inputs.spending import new_spent
 from spiritlevel.inputs.torch_internals.compiling import may_be_compiled
@@ -66,6 +67,7 @@ class OpenProblem(ChosenParameters):
         self.latest = ""  # the value that was found last, with its error, for whoever waits
         self.deadline: Deadline | None = None  # by when it is to be done, where that was asked for
         self.known_survey: Survey | None = None  # until the first sweep
+        self.looks_only = False  # at a few samples, which each rank does for itself
         self.watch = Watch()
         self.vetted: dict[int, int] = {}  # order up to which all samples' derivatives of a batch were checked
         self.derivatives: Any = None  # how products are made, once a derivative was checked; or why there are none
@@ -112,6 +114,7 @@ class OpenProblem(ChosenParameters):
             batch = next(iter(self.batches()))
             places = torch.linspace(0, batch.count - 1, min(count, batch.count), device="cpu").long()
             few = OpenProblem(self.given.replaced(source=held(pick_samples(batch.content, places))))
+        few.looks_only = True
         few.deadline = None  # a check of a few samples is soon done, and without it nothing is
         few._writes_nothing, few._writes_to_inputs = self._writes_nothing, self._writes_to_inputs
         few._own_buffers, few._differentiates_inside = self._own_buffers, self._differentiates_inside
@@ -202,11 +205,14 @@ class OpenProblem(ChosenParameters):
         """Sweep the data once, in order; ``what`` names the sweep for progress reports.
 
         ``units`` says how much work of that name it is.  What a deadline leaves no time for raises ``TimeSpent``.
+        Where several ranks sweep together, each comes by its own batches alone.
         """
         start = 0
         total = self.known_survey.count if self.known_survey is not None else self.source.count or 0
         device, dtype = self.device, self.dtype
         pace = self.deadline.pace(what, units, total) if self.deadline is not None and what and units else None
+        group = ranks()
+        shared = group.sharing and bool(what)  # a look at some batch is at the same one on all ranks
 
         def place(tensor: Tensor) -> Tensor:
             tensor = tensor.clone() if tensor.is_inference() else tensor
@@ -214,11 +220,12 @@ class OpenProblem(ChosenParameters):
                 return tensor.to(device, non_blocking=True)
             return tensor.to(device, dtype, non_blocking=True).detach()
 
-        for content in self._read():
-            count = count_of(content)
-            if count == 0:
-                continue
-            yield Batch(map_tensors(content, place), start, count)
+        contents = ((content, count) for content in self._read() if (count := count_of(content)))
+        for number, (content, count) in enumerate(contents):
+            if shared:
+                group.reached(start)
+            if not shared or group.own(number):
+                yield Batch(map_tensors(content, place), start, count)
             start += count
             if self.progress is not None and what:
                 self.progress(what, start, total)
@@ -239,6 +246,13 @@ class OpenProblem(ChosenParameters):
                 f"the data gave {total:,} samples in the first sweep and {start:,} in a later one, so no number would "
                 "mean anything; pass data that can be read again, or samples=N to keep one fixed draw"
             )
+
+    def sweep(self, what: str) -> contextlib.AbstractContextManager[Ranks]:
+        """Enter a sweep that all ranks make together, each over its own batches; after it they unite their sums."""
+        from spiritlevel.inputs.sweeping import swept_together
+
+        self.survey  # noqa: B018  (a rank without a batch would not ask for it)
+        return swept_together(self, what)
 
     def _read(self) -> Iterator[Content]:
         """Begin a sweep.  The batches matter where samples influence each other, and are then left alone."""

@@ -14,7 +14,9 @@ from spiritlevel.inputs.fingerprints import Fingerprint
 from spiritlevel.inputs.losses import CallableLoss, labels_of
 from spiritlevel.inputs.losses.custom import coupled_in_words
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import Ranks
 from spiritlevel.inputs.row_buffer import RowBuffer
+from spiritlevel.inputs.sweeping import laid_out, swept_together
 from spiritlevel.inputs.torch_internals.base_classes import BATCH_NORMS
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -53,12 +55,13 @@ class Survey:
 def take_survey(problem: OpenProblem) -> Survey:
     """Sweep the data for the first time, with every check on what comes in."""
     surveyor = Surveyor(problem)
-    with problem.session(), torch.no_grad():
+    with swept_together(problem, "first sweep") as group, torch.no_grad():
         for batch in problem.batches("first sweep"):
             outputs = checked_outputs(problem, batch)
             surveyor.add(batch, outputs)
             surveyor.look(batch, outputs)
     problem.spent["forward"] += 1
+    surveyor.unite(group)
     return surveyor.survey()
 
 
@@ -69,6 +72,7 @@ class Surveyor:
         self.problem = problem
         self.coupled = False
         self._losses, self._weights, self._finite = RowBuffer(), RowBuffer(), RowBuffer()
+        self._places = RowBuffer()  # of the samples taken in
         self._first_losses = torch.empty(0)
         self._correct: RowBuffer | None = RowBuffer()  # None where a batch cannot tell
         self._outputs: RowBuffer | None = RowBuffer()  # None where they are too many, or not of one shape
@@ -91,11 +95,12 @@ class Surveyor:
                 f"the loss gave values of shape {tuple(losses.shape)} for a batch of {batch.count}; "
                 "it must give one loss a sample, of shape (B,) or (B, T)"
             )
-        if batch.start == 0:
+        if not len(self._places):
             self._shape = outputs.shape[1:]
             # By themselves: a GPU compares them beside work on later batches, whose losses join the others meanwhile.
             self._first_losses = losses.detach().double()
         # All stays where it is until the sweep ends, so that a GPU does not wait for it.
+        self._places.add(batch.indices)
         self._losses.add(losses.detach().double())
         self._weights.add(weights.detach().double())
         correct = _correct(outputs, batch.content)
@@ -103,11 +108,11 @@ class Surveyor:
             self._correct = None
         elif self._correct is not None:
             self._correct.add(correct)
-        if len(self._losses) * self._shape.numel() > KEPT_OUTPUTS or outputs.shape[1:] != self._shape:
+        if (batch.start + batch.count) * self._shape.numel() > KEPT_OUTPUTS or outputs.shape[1:] != self._shape:
             self._outputs = None
         elif self._outputs is not None:
             self._outputs.add(outputs)
-        self._fingerprint.add(tensors_of(batch.content))
+        self._fingerprint.add(tensors_of(batch.content), batch.indices)
         return weights.detach()
 
     def look(self, batch: Batch, outputs: Tensor) -> None:
@@ -133,6 +138,36 @@ class Surveyor:
                 again, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
                 if not _close(again, self._first_losses, problem.dtype):
                     raise SpiritlevelError(problem.disagreement())
+
+    def unite(self, group: Ranks) -> None:
+        """Take in what the other ranks found."""
+        if not group.meets:
+            return
+        places = self._places.whole()
+        known = (self.coupled, self._correct is None, self._outputs is None, self._shape if len(places) else None)
+        coupled, no_classes, too_many, shapes = zip(*group.meet("the survey", known))
+        self.coupled = any(coupled)
+        given = dict.fromkeys(shape for shape in shapes if shape is not None)
+        self._shape = next(iter(given))
+        if any(no_classes):
+            self._correct = None
+        if any(too_many) or len(given) > 1:
+            self._outputs = None
+        fields = {
+            "finite": self._finite,
+            "losses": self._losses,
+            "weights": self._weights,
+            "correct": self._correct,
+            "outputs": self._outputs,
+        }
+        taken = {name: own.whole() for name, own in fields.items() if own is not None and len(own)}
+        rows = {name: laid_out(self.problem, own, places) for name, own in taken.items()}
+        united, _ = group.united(rows, device=self.problem.device)
+        for name, whole in united.items():
+            buffer = RowBuffer()
+            buffer.add(whole)
+            setattr(self, f"_{name}", buffer)
+        self._fingerprint.unite(self.problem, group)
 
     def survey(self) -> Survey:
         """Return what was found, after the last batch."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.engine.operators.memory import free_bytes
+from spiritlevel.inputs.process.ranks import Ranks
 
 # Share of the free memory that sums in float64 may take.  Where they would take more they are taken in the parameters'
 # dtype: of n batches, with an error of at most n - 1 roundings of the sum of the parts' sizes.
@@ -37,6 +38,14 @@ class BatchSums:
             self._parts = [part.to(self._dtype(part), copy=True) for part in self._parts]
         for total, part in zip(self._parts, parts):
             total += part.detach()
+
+    def unite(self, group: Ranks) -> None:
+        """Add what the other ranks added."""
+        if not group.meets:
+            return
+        own = {str(place): part for place, part in enumerate(self.found())}
+        found, _ = group.united(own, device=self._parts[0].device)
+        self._parts, self._count = list(found.values()), self._count + 2
 
     def found(self) -> list[Tensor]:
         """Return the sums, in float64 where there was room for that."""

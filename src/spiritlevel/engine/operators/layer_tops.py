@@ -11,6 +11,7 @@ from spiritlevel.engine.operators.certified_eigenvalue import stopped_in_time
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.operators.products import Products
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import ranks
 from spiritlevel.values.estimate import Estimate
 
 # Blocks this small are written out and diagonalised.
@@ -33,8 +34,9 @@ def top_eigenvalues(
             if sizes[layer] <= DENSE_SIZE:
                 found[layer] = _dense(products, names[layer])
         group: list[str] = []
+        keeps_graphs = ranks().everywhere(products.keeps_graphs)
         for layer in sorted((layer for layer in names if layer not in found), key=lambda name: sizes[name]):
-            if group and (products.keeps_graphs or sizes[layer] * (len(group) + 1) * steps > BASIS_NUMBERS):
+            if group and (keeps_graphs or sizes[layer] * (len(group) + 1) * steps > BASIS_NUMBERS):
                 found.update(_together(products, {name: names[name] for name in group}, tolerance, steps, seed))
                 group = []
             group.append(layer)
@@ -122,8 +124,11 @@ def block_products(products: Products, fulls: list[str], vectors: list[Tensor]) 
     tensors = [problem.chosen_parameters[full] for full in fulls]
     totals = [torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device) for tensor in tensors]
     shaped = [vector.reshape(tensor.shape).to(tensor) for tensor, vector in zip(tensors, vectors)]
-    for part in products.sweep(1, "layers' eigenvalues"):
-        for full, vector, total in zip(fulls, shaped, totals):
-            total += part.own_block(products.names.index(full), vector).detach().reshape(-1)
+    what = "layers' eigenvalues"
+    with problem.sweep(what) as group:
+        for part in products.sweep(1, what):
+            for full, vector, total in zip(fulls, shaped, totals):
+                total += part.own_block(products.names.index(full), vector).detach().reshape(-1)
     problem.spent["hessian product"] += len(fulls)
-    return [total.to(problem.dtype) for total in totals]
+    found, _ = group.united({str(place): total for place, total in enumerate(totals)}, device=problem.device)
+    return [total.to(problem.dtype) for total in found.values()]

@@ -140,14 +140,17 @@ class VarianceOperator(Operator):
         mean = self.products.multiply(vectors, what="mean over batches")
         blocks, count = self.products.blocks(vectors)
         total = [torch.zeros_like(part, dtype=torch.float64) for part in blocks]
-        for part in self.products.sweep(count, "variance over batches"):
-            share = part.share
-            if share <= 0:
-                continue
-            # A batch's products carry its share already: p_B H_B v.
-            own = [product.detach().double() / share for product in part.hessian(blocks)]
-            away = [(product - mean[name]).to(b) for product, name, b in zip(own, self.names, blocks)]
-            for into, product in zip(total, part.hessian(away)):
-                into += product.detach()
+        what = "variance over batches"
+        with self.problem.sweep(what) as group:
+            for part in self.products.sweep(count, what):
+                share = part.share
+                if share <= 0:
+                    continue
+                # A batch's products carry its share already: p_B H_B v.
+                own = [product.detach().double() / share for product in part.hessian(blocks)]
+                away = [(product - mean[name]).to(b) for product, name, b in zip(own, self.names, blocks)]
+                for into, product in zip(total, part.hessian(away)):
+                    into += product.detach()
         self.problem.spent["hessian product"] += 2 * count
-        return self.join(dict(zip(self.names, total))).to(block.dtype)
+        found, _ = group.united(dict(zip(self.names, total)), device=self.problem.device)
+        return self.join(found).to(block.dtype)

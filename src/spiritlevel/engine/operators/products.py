@@ -70,6 +70,7 @@ class Products:
         self._kept: list[BatchProducts] = []  # of the first batches, or pieces of them
         self._ends: list[int] = []  # the sample behind each
         self._complete = False  # what can be kept is kept
+        self._all_kept = False  # and that is every batch of this rank
         self._width = 1  # vectors of the sweep that decided how batches are cut
         self._fitting = math.inf  # samples whose graph fits into memory, as that sweep found
         self._chosen: str | None = None
@@ -104,7 +105,7 @@ class Products:
 
     def release(self) -> None:
         """Let go of the graphs that were kept."""
-        self._kept, self._ends, self._complete = [], [], False
+        self._kept, self._ends, self._complete, self._all_kept = [], [], False, False
 
     def sweep(self, count: int, what: str) -> Iterator[BatchProducts]:
         """Yield every batch's products in turn, for blocks of ``count`` vectors; one sweep over the data.
@@ -114,7 +115,8 @@ class Products:
         problem = self.problem
         with problem.session():
             if not self._kept:
-                self._chosen, self._width, self._complete = self.strategy_for(count), count, False
+                self._chosen, self._width = self.strategy_for(count), count
+                self._complete = self._all_kept = False
                 self._fitting = room_for_graphs(problem)[0] / self._bytes_a_sample
             total = problem.survey.count
             pace = None if problem.deadline is None else problem.deadline.pace(what, count, total)
@@ -125,17 +127,18 @@ class Products:
                 if pace is not None:
                     pace.after(end)
             first = self._ends[-1] if self._ends else 0
-            room = 0.0 if self._complete else self._room
-            for piece in self._pieces_from(first, what) if first < total else ():
+            room, kept_all = 0.0 if self._complete else self._room, self._all_kept or not self._complete
+            for piece in () if self._all_kept else self._pieces_from(first, what):
                 part = self._made(problem, piece, self.names, self.strategy)
                 yield part
                 room -= self._bytes_a_sample * piece.count
+                kept_all = kept_all and room >= 0
                 if room >= 0:
                     self._kept.append(part)
                     self._ends.append(piece.start + piece.count)
                 if pace is not None:
                     pace.after(piece.start + piece.count)
-            self._complete = True
+            self._complete, self._all_kept = True, kept_all
             if pace is not None:
                 pace.finish()
 
@@ -163,9 +166,12 @@ class Products:
         with self.problem.session():  # what is made here is of no use where inference mode is on
             blocks, count = self.blocks(vectors)
             sums = {matrix: BatchSums(blocks) for matrix in wanted}
-            for part in self.sweep(count, what):
-                for matrix, into in sums.items():
-                    into.add(part.hessian(blocks) if matrix == "hessian" else part.ggn(blocks))
+            with self.problem.sweep(what) as group:
+                for part in self.sweep(count, what):
+                    for matrix, into in sums.items():
+                        into.add(part.hessian(blocks) if matrix == "hessian" else part.ggn(blocks))
+            for into in sums.values():
+                into.unite(group)
         for matrix in wanted:
             self.problem.spent[f"{matrix} product"] += count
         return list(sums.values())

@@ -148,6 +148,7 @@ class Accumulators:
         self.layer_places = torch.tensor(places, dtype=torch.long).to(problem.device, non_blocking=True)
         self.traces = torch.zeros(0)  # (parameters, F): what every parameter's own sum is a row of
         self.moments = torch.zeros(3, len(self.layer_names), dtype=torch.float64, device=problem.device)
+        self.places_taken = RowBuffer()  # of the samples that the following belong to
         self.weights, self.sample_traces = RowBuffer(), RowBuffer()
         self.sample_folds = RowBuffer()  # (B, F) a batch: each fold's estimate, where the columns are sketched
         self.mean = GradientSums(problem) if "mean" in wants else None
@@ -160,15 +161,16 @@ class Accumulators:
         self.column_count = len(factor.columns)
         if self.folds > 1 and self.folds == factor.draws:
             self.spread = SampleSpread(self.owner)
-        self._make_empty(self.problem.parameters)
+        self.prepare(self.problem.parameters)
 
     def begin_draws(self, draws: int, names: Iterable[str]) -> None:
         """Fix the accumulators for draws that are each an estimate of their own, over some parameters."""
         self.exact_columns, self.folds = False, draws
         self.spread = SampleSpread(self.owner)
-        self._make_empty(names)
+        self.prepare(names)
 
-    def _make_empty(self, names: Iterable[str]) -> None:
+    def prepare(self, names: Iterable[str]) -> None:
+        """Make room for the sums over some parameters."""
         self.traces = torch.zeros(len(self.places), self.folds, dtype=torch.float64, device=self.problem.device)
         self.sums = {name: self._empty(name) for name in names}
 
@@ -221,6 +223,7 @@ class Accumulators:
         if self.spread is not None:
             self.spread.end()
         self.moments += moments_over_data(totals.traces, totals.weights)
+        self.places_taken.add(batch.indices)
         self.weights.add(totals.weights)
         self.sample_traces.add(totals.traces.sum(0))
         self.sample_folds.add(totals.folds)

@@ -22,11 +22,14 @@ from spiritlevel.engine.passes.recording import Recorder
 from spiritlevel.engine.passes.reduced_precision import ReducedPrecision, TooCoarse, keep_float32, reduces
 from spiritlevel.engine.passes.rules import Rules, WrongGuess, errors_as_wrong_guesses
 from spiritlevel.engine.passes.side_stream import mark, side_stream
+from spiritlevel.engine.passes.uniting import unite_findings, unite_sums
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.losses import Factor
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import Ranks
 from spiritlevel.inputs.survey import Surveyor, checked_outputs
+from spiritlevel.inputs.sweeping import swept_together
 
 # Columns of the factor up to this number are used one by one, so that sums over them are exact; beyond it they are
 # sketched.
@@ -120,6 +123,10 @@ def sketch_more(problem: OpenProblem, sums: CurvatureSums, sweeps: int, seed: in
     return sweeps
 
 
+class _Influence(Exception):
+    """Samples influence each other, so that they have no columns of their own."""
+
+
 @dataclass(frozen=True)
 class _Seen:
     """A batch after its forward pass."""
@@ -168,20 +175,13 @@ class _CurvaturePass:
         problem = self.problem
         if self.surveyor is None and problem.survey.coupled:
             return None
-        with problem.session():
-            what = "curvature" if self.linearity is not None else SKETCHING
-            for number, batch in enumerate(problem.batches(what), 1):
-                with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
-                    if not self._take(batch):
-                        return None
-                if self.reduced is not None and number == 1:
-                    self.reduced.judge(self.sweep)
-                if number == AHEAD and not self._first_counts():
-                    return None
-            if not self._first_counts():
-                return None
-            if self.linearity is not None:
-                self.linearity.finish()
+        what = "curvature" if self.linearity is not None else SKETCHING
+        try:
+            with swept_together(problem, what) as group:
+                self._sweep(what)
+        except _Influence:
+            return None
+        self._unite(group)
         problem.spent["forward"] += 1
         problem.spent["column"] += self.sweep.column_count
         if self.surveyor is not None:
@@ -197,21 +197,44 @@ class _CurvaturePass:
             found.beside = self.other.result(None)
         return found
 
-    def _take(self, batch: Batch) -> bool:
-        """Add one batch; False where its samples influence each other."""
+    def _sweep(self, what: str) -> None:
+        for number, batch in enumerate(self.problem.batches(what), 1):
+            with errors_as_wrong_guesses() if self.ahead else contextlib.nullcontext():
+                self._take(batch)
+            if self.reduced is not None and number == 1:
+                self.reduced.judge(self.sweep)
+            if number == AHEAD:
+                self._count_first()
+        self._count_first()
+        if self.linearity is not None:
+            self.linearity.finish()
+
+    def _unite(self, group: Ranks) -> None:
+        """Make of what every rank found what there is in all the data."""
+        if self.surveyor is not None:
+            self.surveyor.unite(group)
+        unite_findings(self.rules, self.linearity, group)
+        unite_sums(self.sweep, group)
+        if self.other is not None:
+            unite_sums(self.other, group)
+        if self.reduced is not None:
+            unite_sums(self.reduced.gap, group)
+            self.reduced.column_count = max(group.meet("columns of the check", self.reduced.column_count))
+
+    def _take(self, batch: Batch) -> None:
         problem, surveyor = self.problem, self.surveyor
         problem.watch.values_left_the_graph = False
         with Recorder(problem) as recorder:
             outputs = problem.outputs(batch.content) if surveyor is None else checked_outputs(problem, batch)
         if surveyor is not None:
             weights = surveyor.add(batch, outputs)
-            if not self.ahead and not self._is_sound(batch, outputs):
-                return False
+            if not self.ahead:
+                self._require_sound(batch, outputs)
         else:
             losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
             problem.agrees(batch, losses)
         factor = self.columns_of(problem, batch, outputs.detach(), self.seed)
-        if batch.start == 0:
+        if not self.sweep.sums:
             self.sweep.begin(factor)
         graph = look_at(outputs)
         if self.ahead and problem.watch.values_left_the_graph:
@@ -221,7 +244,7 @@ class _CurvaturePass:
         seen = _Seen(batch, outputs, recorder, factor, graph)
         if not self.ahead:
             self._check(seen, self.rules.choose)
-        elif batch.start == 0:
+        elif self.first is None:
             self.rules.guess(outputs, recorder, factor, graph)
             self.rules.follow(batch, recorder, graph)
             self.first = seen, mark(problem.device)
@@ -233,16 +256,16 @@ class _CurvaturePass:
             self.reduced.take(self.sweep, batch, weights, outputs, recorder, factor)
         if self.beside is not None and self.other is not None:
             factor = self.beside(problem, batch, outputs.detach(), self.seed)
-            if batch.start == 0:
+            if not self.other.sums:
                 self.other.begin(factor)
             self.other.take(batch, weights, factor, [self.other.way_back(outputs, recorder)])
-        return True
 
-    def _is_sound(self, batch: Batch, outputs: Tensor) -> bool:
-        """Refuse a batch that cannot be measured; False where its samples influence each other."""
+    def _require_sound(self, batch: Batch, outputs: Tensor) -> None:
+        """Refuse a batch that cannot be measured, or whose samples influence each other."""
         assert self.surveyor is not None
         self.surveyor.look(batch, outputs)
-        return not self.surveyor.coupled
+        if self.surveyor.coupled:
+            raise _Influence
 
     def _check(self, seen: _Seen, decide: Callable[[Batch, Tensor, Recorder, Factor, Graph], None]) -> None:
         decide(seen.batch, seen.outputs, seen.recorder, seen.factor, seen.graph)
@@ -251,14 +274,13 @@ class _CurvaturePass:
             self.linearity.check(seen.outputs, seen.recorder, seen.graph, covered, self.rules.few)
         self.rules.few = None
 
-    def _first_counts(self) -> bool:
-        """Check now what the work on the first batches went by; False where samples influence each other."""
+    def _count_first(self) -> None:
+        """Check now what the work on the first batches went by."""
         if self.first is None:
-            return True
+            return
         (seen, forwarded), self.first = self.first, None
         self.ahead = False
         with side_stream(self.problem.device, forwarded):
-            if self.surveyor is not None and not self._is_sound(seen.batch, seen.outputs):
-                return False
+            if self.surveyor is not None:
+                self._require_sound(seen.batch, seen.outputs)
             self._check(seen, self.rules.confirm)
-        return True

@@ -13,6 +13,7 @@ from spiritlevel.engine.layers.sample_gradients import SampleGradients
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import slice_batch
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import Ranks
 
 PIECES = 8  # at least this many pieces of the data have their gradients compared, where there are as many samples
 
@@ -80,6 +81,21 @@ class GradientSums:
         self._mass_squares += mass.square()
         self._count += 1
 
+    def unite(self, group: Ranks) -> None:
+        """Take in what the other ranks added."""
+        if not group.meets:
+            return
+        own = {
+            "total": self._total,
+            "weighted": self._weighted,
+            "squares": self._squares,
+            "mass": self._mass_squares,
+            "count": torch.tensor(self._count, device=self._total.device),
+        }
+        found, _ = group.united(own, device=self.problem.device)
+        self._total, self._weighted, self._squares = found["total"], found["weighted"], found["squares"]
+        self._mass_squares, self._count = found["mass"], int(found["count"])
+
     def result(self, total_weight: float) -> GradientStats:
         """Return the mean gradient and its noise, given the weight of all samples."""
         norm = float(self._total.norm()) / total_weight
@@ -96,7 +112,7 @@ def mean_gradient(problem: OpenProblem) -> GradientStats:
     """Sweep the data once; pieces of it are differentiated apart, whose spread gives the noise."""
     survey = problem.survey
     sums = GradientSums(problem)
-    with problem.session():
+    with problem.sweep("gradient") as group:
         for batch in problem.batches("gradient"):
             for piece in sums.pieces(batch.count):
                 content = slice_batch(batch.content, piece.start, piece.stop)
@@ -108,4 +124,5 @@ def mean_gradient(problem: OpenProblem) -> GradientStats:
                 )
                 sums.take(parts, weights.sum().double())
     problem.spent["gradient"] += 1
+    sums.unite(group)
     return sums.result(survey.total_weight)

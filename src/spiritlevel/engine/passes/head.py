@@ -6,7 +6,7 @@ in that layer would do: outputs, gradients and second derivatives follow from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +16,12 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.input_first import is_input_first
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import Ranks
+from spiritlevel.inputs.sweeping import SampleRows
 
 # Inputs of the last layer are kept up to this many numbers.
 KEPT_INPUTS = 20_000_000
+_ELSEWHERE = "losses at other last layers"  # what a sweep of them is called
 
 
 class _LinearCalls:
@@ -70,16 +73,19 @@ def find_head(problem: OpenProblem, batch: Batch) -> str | None:
     return next((name for name in reversed(watched.calls) if watched.inputs_of(name, outputs) is not None), None)
 
 
-def head_inputs(problem: OpenProblem, head: str) -> Iterator[Tensor | None]:
-    """Sweep the data and yield the head's inputs (B, m) batch by batch; None where it is no head after all."""
+def head_inputs(problem: OpenProblem, head: str, read: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Sweep the data and return what is read off the head's inputs (B, m), by sample; None where it is no head."""
     module = problem.model.get_submodule(head)
-    with problem.session(), torch.no_grad():
+    rows = SampleRows(problem)
+    with problem.sweep("inputs of the last layer") as group, torch.no_grad():
         for batch in problem.batches("inputs of the last layer"):
             outputs, watched = _run_watched(problem, batch, {head: module})
             problem.agrees(batch, problem.loss.per_sample(outputs, batch.content)[0])
             inputs = watched.inputs_of(head, outputs)
-            yield None if inputs is None or inputs.shape[:-1] != (batch.count,) else inputs
+            known = inputs is not None and inputs.shape[:-1] == (batch.count,)
+            rows.add(batch, {"inputs": read(inputs) if inputs is not None and known else None})
     problem.spent["forward"] += 1
+    return rows.united(group)["inputs"]
 
 
 class HeadLoss:
@@ -105,17 +111,13 @@ class HeadLoss:
         with problem.session(), torch.no_grad():
             if find_head(problem, next(problem.batches())) != layer:
                 return None
-        kept = []
-        for inputs in head_inputs(problem, layer):
-            if inputs is None:
-                return None
-            kept.append(inputs)
-        return cls(problem, layer, parameter, torch.cat(kept))
+        inputs = head_inputs(problem, layer, lambda inputs: inputs)
+        return None if inputs is None else cls(problem, layer, parameter, inputs)
 
     def _batches(self) -> Iterator[tuple[Content, Tensor, Tensor]]:
         """Yield a batch's content and inputs in float64, and the shares of its samples in the mean loss."""
         survey = self.problem.survey
-        for batch in self.problem.batches("losses at other last layers"):
+        for batch in self.problem.batches(_ELSEWHERE):
             place = slice(batch.start, batch.start + batch.count)
             content = map_tensors(batch.content, lambda t: t.double() if t.is_floating_point() else t)
             share = survey.weights[place].to(self.inputs.device) / survey.total_weight
@@ -125,35 +127,41 @@ class HeadLoss:
         """Return L(set) - L for each replacement of the weight, (K,), taken sample by sample."""
         weights = [self.weight, *(one[self.parameter].to(self.weight) for one in sets)]
         total = torch.zeros(len(weights) - 1, dtype=torch.float64)
-        with self.problem.session(), torch.no_grad():
+        with self.problem.sweep(_ELSEWHERE) as group, torch.no_grad():
             for content, inputs, share in self._batches():
                 losses = torch.stack([self._losses(inputs, weight, content) for weight in weights])
                 total += ((losses[1:] - losses[0]) @ share).cpu()
-        return total
+        return self._united(group, total)
 
     def losses_and_gradients(self, sets: Iterable[Mapping[str, Tensor]]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Return the mean loss (K,) and its gradient at each replacement of the weight."""
         leaves = [one[self.parameter].detach().to(self.weight).clone().requires_grad_() for one in sets]
         values = torch.zeros(len(leaves), dtype=torch.float64)
-        gradients = [torch.zeros_like(self.weight) for _ in leaves]
-        with self.problem.session():
+        gradients = torch.zeros(len(leaves), *self.weight.shape).to(self.weight)
+        with self.problem.sweep(_ELSEWHERE) as group:
             for content, inputs, share in self._batches():
                 for k, leaf in enumerate(leaves):
                     mean = share @ self._losses(inputs, leaf, content)
                     values[k] += float(mean.detach())
                     gradients[k] += torch.autograd.grad(mean, leaf)[0]
+        values, gradients = self._united(group, values), self._united(group, gradients)
         return values, [{self.parameter: gradient} for gradient in gradients]
 
     def matvec(self, block: Tensor) -> Tensor:
         """Return the product of a block (size, K) with the second derivative in the weight, which is J^T Λ J here."""
         directions = block.to(self.weight).T.reshape(-1, *self.weight.shape)
         total = torch.zeros_like(directions)
-        with self.problem.session(), torch.no_grad():
+        with self.problem.sweep(_ELSEWHERE) as group, torch.no_grad():
             for content, inputs, share in self._batches():
                 along = inputs @ directions.mT  # (K, B, outputs)
                 curved = self.problem.loss.hessian_product(self._outputs(inputs, self.weight), content, along)
                 total += (curved.double() * share[:, None]).mT @ inputs
-        return total.reshape(len(total), -1).T.to(block)
+        return self._united(group, total).reshape(len(total), -1).T.to(block)
+
+    @staticmethod
+    def _united(group: Ranks, total: Tensor) -> Tensor:
+        found, _ = group.united({"total": total}, device=total.device)
+        return found["total"]
 
     def _outputs(self, inputs: Tensor, weight: Tensor) -> Tensor:
         return nn.functional.linear(inputs, weight, self.bias)

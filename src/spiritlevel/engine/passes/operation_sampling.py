@@ -28,6 +28,7 @@ from spiritlevel.engine.passes.rules import Rules
 from spiritlevel.engine.passes.sample_spread import SampleSpread, column_form
 from spiritlevel.engine.passes.sampled_form import Independent, Pooled, Running, SampledForm, SpreadOfDraws
 from spiritlevel.engine.passes.tied_columns import TiedColumns
+from spiritlevel.engine.passes.uniting import unite_sums
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import pick_samples
 from spiritlevel.inputs.open_problem import OpenProblem
@@ -168,18 +169,24 @@ class OperationSampling:
         problem = self.problem
         sweep = Accumulators(problem, self.wants, Rules(problem))
         sweep.begin_draws(draws, self.names)
-        with problem.session():
+        names: list[str] | None = None  # of layers, where a batch is of another kind
+        with problem.sweep(SAMPLING) as group:
             for batch in self._batches(draws):
                 outputs, recorder, graph = self._forward(batch)
                 losses, weights = problem.loss.per_sample(outputs.detach(), batch.content)
                 problem.agrees(batch, losses)
                 agreeing = self._agreeing(batch, outputs, graph)
                 if agreeing != list(self.rules):
-                    self._keep(agreeing)
-                    return False
+                    names = agreeing
+                    break
                 found, _ = self._find(graph, agreeing, batch.count)
                 curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
                 sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
+        kept = [own for own in group.meet("layers of a batch", names) if own is not None]
+        if kept:
+            self._keep([name for name in self.rules if all(name in own for own in kept)])
+            return False
+        unite_sums(sweep, group, None if self.chosen is None else self.chosen.places)
         for kind, number in (("forward", 1), ("column", 1 + 2 * draws)):
             self.spent[kind] = self.spent.get(kind, 0.0) + self.share * number
         with problem.adding_up:

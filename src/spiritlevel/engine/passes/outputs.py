@@ -18,7 +18,7 @@ from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.losses import CrossEntropy, NormalizedCrossEntropy, labels_of, softmax_impurity
 from spiritlevel.inputs.losses.base import LABEL_KEYS
 from spiritlevel.inputs.open_problem import OpenProblem
-from spiritlevel.inputs.row_buffer import RowBuffer
+from spiritlevel.inputs.sweeping import SampleRows
 from spiritlevel.values.errors import UsageError
 
 
@@ -52,20 +52,15 @@ class OutputStats:
         """‖φ‖² of the head's input, None where no linear layer gives the outputs; one more sweep, made when asked."""
         if self.head is None:
             return None
-        norms = RowBuffer()
-        for inputs in head_inputs(self.problem, self.head):
-            if inputs is None:
-                return None
-            norms.add(inputs.double().square().sum(1).cpu())
-        return norms.whole()
+        return head_inputs(self.problem, self.head, lambda inputs: inputs.double().square().sum(1).cpu())
 
 
 def forward_statistics(problem: OpenProblem) -> OutputStats:
     """Return the forward-only numbers of every sample; reads the data once and runs the model only where it must."""
     survey = problem.survey
-    columns: dict[str, RowBuffer | None] = {}  # None where a batch does not have them
+    rows = SampleRows(problem)
     head: str | None = None
-    with problem.session(), torch.no_grad():
+    with problem.sweep("margins") as group, torch.no_grad():
         for batch in problem.batches("margins"):
             if batch.start == 0:
                 head = find_head(problem, batch)
@@ -75,15 +70,11 @@ def forward_statistics(problem: OpenProblem) -> OutputStats:
                 outputs = survey.outputs[batch.start : batch.start + batch.count].to(problem.device)
             # Labels read now must belong to the outputs kept from the first sweep.
             problem.agrees(batch, problem.loss.per_sample(outputs, batch.content)[0])
-            for name, values in _numbers(problem, outputs, batch.content).items():
-                column = columns.setdefault(name, RowBuffer())
-                if values is None or column is None:
-                    columns[name] = None
-                else:
-                    column.add(values)
+            rows.add(batch, _numbers(problem, outputs, batch.content))
+    head = group.meet("the head", head)[0]
     if survey.outputs is None:
         problem.spent["forward"] += 1
-    joined = {name: None if column is None else column.whole() for name, column in columns.items()}
+    joined = rows.united(group)
     module = None if head is None else problem.model.get_submodule(head)
     return OutputStats(
         problem=problem,

@@ -13,10 +13,13 @@ from spiritlevel.engine.estimators.probes import seeded_generator
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.losses import labels_of
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.sweeping import SampleRows
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # Parameter sets are taken a few at a time, so that about this many replaced numbers are held at once.
 HELD_NUMBERS = 200_000_000
+
+_ELSEWHERE = "losses at other parameters"  # what a sweep of them is called
 
 Parameters = Mapping[str, Tensor]  # the parameters that are replaced; the others stay what they are
 Reading = Callable[[Tensor, Batch], Tensor]  # outputs of a batch and the batch -> one number a sample
@@ -64,15 +67,16 @@ class Perturbed:
         found = [[torch.zeros(0, problem.survey.count, dtype=torch.float64)] for _ in readings]
         last = self._channels_last
         for few in self._chunks(self._laid_out(one, last) for one in sets):
-            columns: list[list[Tensor]] = [[] for _ in readings]
-            with problem.session(), torch.no_grad():
+            rows = SampleRows(problem)
+            with problem.sweep(_ELSEWHERE) as group, torch.no_grad():
                 for batch in self._batches():
                     outputs = [problem.outputs(batch.content, one) for one in few]
-                    for own, read in zip(columns, readings):
-                        own.append(torch.stack([read(each, batch) for each in outputs]).double().cpu())
+                    read = [torch.stack([read(each, batch) for each in outputs], 1) for read in readings]
+                    rows.add(batch, {str(place): own.double().cpu() for place, own in enumerate(read)})
             problem.spent["forward"] += len(few)
-            for own, parts in zip(found, columns):
-                own.append(torch.cat(parts, dim=1))
+            for own, columns in zip(found, rows.united(group).values()):
+                assert columns is not None
+                own.append(columns.T)
         return [torch.cat(parts) for parts in found]
 
     @cached_property
@@ -132,7 +136,7 @@ class Perturbed:
             ]
             totals = [{n: torch.zeros_like(t, dtype=torch.float64) for n, t in one.items()} for one in few]
             values = torch.zeros(len(few), dtype=torch.float64)
-            with problem.session():
+            with problem.sweep(_ELSEWHERE) as group:
                 for batch in self._batches():
                     for k, leaf in enumerate(leaves):
                         losses, weights = self._losses(batch, leaf)
@@ -144,13 +148,17 @@ class Perturbed:
                         for name, part in zip(leaf, parts):
                             totals[k][name] += part
             problem.spent["gradient"] += len(few)
+            sums = {f"{k} {name}": part for k, own in enumerate(totals) for name, part in own.items()}
+            united, _ = group.united({"losses": values, **sums}, device=problem.device)
+            values = united["losses"]
+            totals = [{name: united[f"{k} {name}"] for name in own} for k, own in enumerate(totals)]
             losses_found.append(values)
             gradients_found.extend(totals)
         return torch.cat(losses_found) if losses_found else torch.zeros(0, dtype=torch.float64), gradients_found
 
     def _batches(self) -> Iterator[Batch]:
         """Sweep the data inside a session of the caller's, which ends with the caller even where it is interrupted."""
-        for batch in self.problem.batches("losses at other parameters"):
+        for batch in self.problem.batches(_ELSEWHERE):
             if batch.start == 0:
                 self.problem.agrees(batch, self._losses(batch, None)[0])
             yield batch

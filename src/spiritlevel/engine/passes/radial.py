@@ -17,6 +17,7 @@ from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, map_tensors
 from spiritlevel.inputs.losses import CrossEntropy, NormalizedCrossEntropy
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.sweeping import SampleRows
 from spiritlevel.inputs.torch_internals.backward import vjp
 
 
@@ -31,12 +32,12 @@ class RadialStats:
 
 def radial_statistics(problem: OpenProblem) -> RadialStats:
     """Sweep the data once and return each sample's slope and Gauss–Newton curvature along θ."""
-    slopes, curvatures = [], []
-    by_forward_mode = False
+    rows = SampleRows(problem)
     with problem.session():
-        for batch in problem.batches("derivative along the parameters"):
-            if batch.start == 0:
-                by_forward_mode = _forward_mode_agrees(problem, batch)
+        by_forward_mode = _forward_mode_agrees(problem, next(problem.batches()))
+    what = "derivative along the parameters"
+    with problem.sweep(what) as group:
+        for batch in problem.batches(what):
             outputs, forward = _along(problem, batch) if by_forward_mode else _along_twice_back(problem, batch)
             forward = forward.double()
             # The loss is differentiated in float64: for a confident sample its gradient is a difference of near-equals.
@@ -46,11 +47,14 @@ def radial_statistics(problem: OpenProblem) -> RadialStats:
             problem.agrees(batch, losses)
             (gradient,) = torch.autograd.grad(losses.sum(), scores)
             curved = problem.loss.hessian_product(scores.detach(), content, forward[None])[0].double()
-            slopes.append(_per_sample(gradient * _centred(problem, scores, forward, content)))
-            curvatures.append(_per_sample(forward * curved))
+            slopes = _per_sample(gradient * _centred(problem, scores, forward, content))
+            rows.add(batch, {"slopes": slopes, "curvatures": _per_sample(forward * curved)})
     problem.spent["forward"] += 1
     problem.spent["gradient"] += 1 if by_forward_mode else 2  # without it a pull-back, and its derivative
-    return RadialStats(torch.cat(slopes), torch.cat(curvatures), problem.survey.weights)
+    found = rows.united(group)
+    assert found["slopes"] is not None
+    assert found["curvatures"] is not None
+    return RadialStats(found["slopes"], found["curvatures"], problem.survey.weights)
 
 
 def _along(problem: OpenProblem, batch: Batch) -> tuple[Tensor, Tensor]:

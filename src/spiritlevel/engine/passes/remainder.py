@@ -318,8 +318,9 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
     vectors = ProbeShapes(problem, names, "entries").probes(0, probes, seed)
     total = torch.zeros(problem.survey.count, dtype=torch.float64)
     squares, halves = torch.zeros_like(total), torch.zeros(2, len(total), dtype=torch.float64)
-    with problem.session():
-        for batch in problem.batches("each sample's remainder"):
+    what = "each sample's remainder"
+    with problem.sweep(what) as group:
+        for batch in problem.batches(what):
             with ComposedLayerNorm():  # pushing forward twice differentiates three times
                 outputs = problem.outputs(batch.content)
             losses, _ = problem.loss.per_sample(outputs, batch.content)
@@ -338,6 +339,8 @@ def sample_trace_remainders(problem: OpenProblem, names: list[str], *, probes: i
                 halves[k % 2, place] += draw
     problem.spent["hessian product"] += probes
     problem.spent["ggn product"] += probes
+    own = {"total": total, "squares": squares, "halves": halves}
+    total, squares, halves = group.united(own, device=total.device)[0].values()
     mean = total / probes
     # As large as what it is divided into has a mean square of 1 by, as in Running.
     spread = (squares / probes - mean.square()).clamp(min=0) / (probes - 3 if probes > 3 else max(probes - 1, 1))

@@ -62,14 +62,10 @@ class Rules:
         self.few: tuple[Tensor, Recorder, Graph] | None = None  # of a batch that took operations not seen before
         self._by_graph: dict[int, tuple[list[str], Stages]] = {}
         self._fallbacks: dict[tuple[str, ...], Fallback] = {}
+        self.all_fallbacks: tuple[str, ...] = ()  # parameters that went the general way in some batch
         on_gpu = problem.device.type == "cuda"
         # Numbers that a GPU has memory for at one time.
         self.room_on_gpu = memory_share(problem.device) // problem.dtype.itemsize if on_gpu else None
-
-    @property
-    def all_fallbacks(self) -> tuple[str, ...]:
-        """Parameters that went the general way in some batch."""
-        return tuple(dict.fromkeys(full for names in self._fallbacks for full in names))
 
     def choose(self, batch: Batch, outputs: Tensor, recorder: Recorder, factor: Factor, graph: Graph) -> None:
         """Decide for this batch."""
@@ -113,6 +109,7 @@ class Rules:
         self.always = {name: second for name, second in held.items() if before.get(name) == second}
         others = self._others(self.covered)
         self.fallback = self._fallbacks.setdefault(others, Fallback(self.problem, list(others)))
+        self.all_fallbacks = tuple(dict.fromkeys((*self.all_fallbacks, *others)))
 
     def _others(self, names: list[str]) -> tuple[str, ...]:
         """Return the parameters that no rule of the named layers accounts for."""

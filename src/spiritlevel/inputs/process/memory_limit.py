@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from spiritlevel.inputs.process.ranks import ranks
 from spiritlevel.values.errors import UsageError
 
 VARIABLE = "SPIRITLEVEL_MEMORY"
@@ -33,6 +34,17 @@ def memory_limit() -> int | None:
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory that may still be used on a device, at most what the user allows.
+
+    Where several ranks decide together it is the least that one of them had when their last sweep ended.
+    """
+    group = ranks()
+    if group.meets and device.type in group.free:
+        return group.free[device.type]
+    return free_bytes_here(device)
+
+
+def free_bytes_here(device: torch.device) -> int:
+    """Return the same of this process alone.
 
     On a GPU what torch holds already counts against that; on a CPU it is for what a measurement takes beside the rest.
     """
