@@ -19,6 +19,7 @@ from spiritlevel.engine.layers.sample_gradients import (
     concatenated,
     pad,
 )
+from spiritlevel.engine.layers.transposed_convolutions import TransposedConvolution, TransposedConvolutionGradients
 from spiritlevel.inputs.input_first import is_input_first
 
 Gradients = dict[str, SampleGradients]
@@ -53,6 +54,16 @@ def _convolution(
         found: Gradients = {"weight": ConvolutionGradients(module, padded, deltas, known)}
         if module.bias is not None:
             found["bias"] = DirectGradients(sum((d.sum(3) for d in deltas[1:]), deltas[0].sum(3)))
+        return found
+
+    return gradients
+
+
+def _transposed_convolution(module: TransposedConvolution, inputs: list[Tensor]) -> FromDeltas:
+    def gradients(deltas: list[Tensor]) -> Gradients:
+        found: Gradients = {"weight": TransposedConvolutionGradients(module, inputs, deltas)}
+        if module.bias is not None:
+            found["bias"] = DirectGradients(torch.stack([d.flatten(3).sum(3) for d in deltas]).sum(0))
         return found
 
     return gradients
@@ -118,6 +129,9 @@ _RULES: dict[type[nn.Module], LayerRule] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Conv3d: _convolution,
+    nn.ConvTranspose1d: _transposed_convolution,
+    nn.ConvTranspose2d: _transposed_convolution,
+    nn.ConvTranspose3d: _transposed_convolution,
     nn.Embedding: _embedding,
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,

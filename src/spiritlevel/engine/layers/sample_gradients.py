@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ def pad(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
     return F.pad(inputs, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 
-def patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:
+def patches(module: Any, inputs: Tensor) -> Tensor:
     """Return what a convolution multiplies its kernel with, (B, groups, positions, inputs·kernel), of padded inputs."""
     spatial = len(module.kernel_size)
     for dim in range(spatial):
