@@ -39,6 +39,22 @@ class OtherKind(Between):
         return self.head(torch.tanh(self.second(h)).mean(1))
 
 
+class DifferentiatesInside(nn.Module):
+    """A network's outputs with their derivatives in its inputs, as physics-informed networks are written."""
+
+    def __init__(self, curve: Curve) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.curve = curve
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            u = self.head(self.curve(self.second(self.curve(self.first(x))))).mean(1)
+            (slope,) = torch.autograd.grad(u.square().sum(), x, create_graph=True)
+        return torch.stack([u[:, 0] + slope[:, 0, 0], u[:, 1] * slope[:, 1].sum(-1)], 1)
+
+
 def written_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
 
@@ -71,6 +87,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "normalised": lambda: Between(lambda x: F.normalize(x, dim=-1)),
     "standard deviation": lambda: Between(lambda x: x / x.std(-1, keepdim=True)),
     "logsumexp": lambda: Between(lambda x: x - x.logsumexp(-1, keepdim=True)),
+    "slope of tanh": lambda: DifferentiatesInside(torch.tanh),
+    "slope of a sigmoid": lambda: DifferentiatesInside(torch.sigmoid),
+    "slope of softplus": lambda: DifferentiatesInside(lambda x: F.softplus(x, beta=2.0)),
+    "slope of softplus, straight in part": lambda: DifferentiatesInside(lambda x: F.softplus(x, threshold=0.3)),
+    "slope of gelu": lambda: DifferentiatesInside(F.gelu),
     "piecewise": lambda: Between(lambda x: x.relu() + F.hardtanh(x)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from spiritlevel.engine.operations.local_curvature import (
     TwoByTwo,
     WeightedSpread,
 )
-from spiritlevel.inputs.torch_internals import nodes
+from spiritlevel.inputs.torch_internals import nodes, operations
 from spiritlevel.inputs.torch_internals.backward import vjp
 
 
@@ -64,6 +65,37 @@ def quotient_curvature(node: Any, shapes: Sequence[tuple[int, ...]], gradient: T
     over, under = nodes.kept(node, "self"), nodes.kept(node, "other")
     mixed = -gradient / under.square()
     return TwoByTwo(mixed, -2 * mixed * over / under, (torch.Size(shapes[0]), torch.Size(shapes[1])))
+
+
+def slope_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
+    """M of a φ'(h) over a and what φ kept, k: [[0, g s'(k)], [g s'(k), g a s''(k)]] with s(k) = φ'(h)."""
+    mixed, second = slope_factors(node)
+    shape = gradient.shape
+    return TwoByTwo(gradient * mixed, gradient * second * nodes.kept(node, "grad_output"), (shape, shape))
+
+
+def bent_slope_curvature(node: Any, gradient: Tensor) -> LocalCurvature:
+    """The same over what φ kept alone, where nothing is asked of a."""
+    return Diagonal(gradient * slope_factors(node)[1] * nodes.kept(node, "grad_output"))
+
+
+def slope_factors(node: Any) -> tuple[Tensor, Tensor]:
+    """Return s' and s'' of a slope φ' = s(k) in what the function kept."""
+    name = nodes.name_of(node)
+    kept = nodes.kept(node, operations.SLOPES[name])
+    if name == "TanhBackwardBackward0":  # 1 - k²
+        return -2 * kept, torch.full_like(kept, -2.0)
+    if name == "SigmoidBackwardBackward0":  # k - k²
+        return 1 - 2 * kept, torch.full_like(kept, -2.0)
+    if name == "SoftplusBackwardBackward0":  # σ(βk), and 1 where torch takes it for straight
+        beta = float(nodes.kept(node, "beta"))
+        share = torch.sigmoid(beta * kept)
+        bend = torch.where(beta * kept > nodes.kept(node, "threshold"), 0.0, beta * share * (1 - share))
+        return bend, beta * bend * (1 - 2 * share)
+    if nodes.kept(node, "approximate") != "none":
+        raise NotImplementedError("the slope of GELU's approximation by tanh")
+    density = torch.exp(-kept.square() / 2) / math.sqrt(2 * math.pi)  # Φ(k) + kφ(k)
+    return density * (2 - kept.square()), density * (kept**3 - 4 * kept)
 
 
 def matrix_product_curvature(shapes: Sequence[tuple[int, ...]], gradient: Tensor) -> LocalCurvature:

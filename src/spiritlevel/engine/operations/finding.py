@@ -138,6 +138,8 @@ class _Search:
         inputs = [edge for edge in node.next_functions if edge[0] is not None]
         if name in (operations.MULTIPLY, operations.DIVIDE):
             self._product(node, name)
+        elif name in operations.SLOPES:
+            self._slope(node)
         elif name in operations.MATRIX_PRODUCTS:
             first, second = (node.next_functions[place] for place in operations.MATRIX_PRODUCTS[name])
             self._bilinear(node, first, second, lambda shapes: partial(curvatures.matrix_product_curvature, shapes))
@@ -196,6 +198,16 @@ class _Search:
         self._add(
             node, (first, second), partial(curvatures.quotient_curvature, node, shapes), mask=self.masks[second[0]]
         )
+
+    def _slope(self, node: Any) -> None:
+        passed_back, kept = node.next_functions[:2]
+        if kept[0] is None or not self.masks[kept[0]]:
+            return  # linear in what is passed back
+        if passed_back[0] is None:
+            self._add(node, (kept,), partial(curvatures.bent_slope_curvature, node))
+        else:
+            mask = self.masks[kept[0]]
+            self._add(node, (passed_back, kept), partial(curvatures.slope_curvature, node), mask=mask)
 
     def _bilinear(self, node: Any, first: Edge, second: Edge, made: Callable[[Any], Callable[..., Any]]) -> None:
         if first[0] is None or second[0] is None:

@@ -35,7 +35,7 @@ LINEAR = frozenset(
         "UnsafeSplitBackward0", "UnsafeSplitWithSizesBackward0",
         "UpsampleBilinear2DBackward0", "UpsampleBilinear2DBackward1", "UpsampleLinear1DBackward0",
         "UpsampleNearest1DBackward0", "UpsampleNearest2DBackward0", "UpsampleNearest2DBackward1", "WhereBackward0",
-        "ZerosLikeBackward0",
+        "LeakyReluBackwardBackward0", "ThresholdBackwardBackward0", "ZerosLikeBackward0",
     }
 )  # fmt: skip
 
@@ -61,6 +61,13 @@ MATRIX_PRODUCTS = {"BmmBackward0": (0, 1), nodes.MM: (0, 1), nodes.ADDMM: (1, 2)
 WEIGHTED_PRODUCTS = frozenset({nodes.MM, nodes.ADDMM})
 # Products of an input with a weight, or normalisations by statistics of the past: linear in each of their inputs alone.
 WEIGHTED = frozenset({nodes.CONVOLUTION, "MvBackward0", "DotBackward0", "PreluKernelBackward0", *nodes.BATCH_NORMS})
+
+# The gradient of an entrywise function as an operation, where a model differentiates inside forward: a φ'(h), linear in
+# what is passed back and curved in what the function kept, its input or its output.
+SLOPES = {
+    "GeluBackwardBackward0": "self", "SigmoidBackwardBackward0": "output", "SoftplusBackwardBackward0": "self",
+    "TanhBackwardBackward0": "output",
+}  # fmt: skip
 
 SOFTMAX = frozenset({"SoftmaxBackward0", "SafeSoftmaxBackward0"})
 LOG_SOFTMAX = "LogSoftmaxBackward0"
