@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spiritlevel.engine.blocks import Blocks
+from spiritlevel.engine.remainder import DRAWS_OF_ENTRIES
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.measures.workbench import Workbench
 from spiritlevel.values.estimate import Estimate
@@ -85,6 +86,8 @@ def curvature(problem: Measurable, *, seed: int = 0, tolerance: float | None = N
         blocks: Blocks = bench.blocks
         while blocks.improve(blocks.network_trace()):
             pass  # the trace is what the tolerance concerns; layers and the diagonal carry their own errors
+        if blocks.sampled_names:
+            blocks.remainder.draw_at_least(DRAWS_OF_ENTRIES)
         diagonals = {name: blocks.diagonal(name) for name in problem.parameters}
         return CurvatureView(
             trace=blocks.judged(blocks.network_trace()),

@@ -19,9 +19,10 @@ from spiritlevel.inputs.open_problem import OpenProblem
 # What one draw of the operations, and one probe of one kind of form, cost in gradients, about, of small networks on a
 # processor: every form is added up from a draw, and where batches are small each step has its own cost.
 DRAW_COST, PROBE_COST = 2.8, 2.8
-# Draws before anybody looks at errors: those of sums come from all samples, those of entries from the draws alone.  An
-# entry that takes one of two values agrees in eight of them by chance once in 128, and its error would be 0.
-FIRST_DRAWS, FIRST_DRAWS_OF_PARTS = 4, 16
+# Draws before anybody looks at errors: those of sums come from all samples, those of sums over entries from the draws
+# alone.  A single entry that takes one of two values agrees in eight of them by chance once in 128, and its error would
+# be 0: where entries are shown one by one there are more.
+FIRST_DRAWS, FIRST_DRAWS_OF_PARTS, DRAWS_OF_ENTRIES = 4, 8, 16
 GROWTH = 4.0  # by how much more at most is drawn before the error is looked at again
 IGNORED = 0.1  # share of a variance that is not worth sampling for
 
@@ -84,9 +85,13 @@ class Remainder:
         """Return each sample's own trace over the layers that go by operations, from at least so many draws."""
         if not self.operations.rules:
             return None
-        if self.operations.least_draws < draws:
-            self._draw(max(draws - self.operations.least_draws, 2))
+        self.draw_at_least(draws)
         return self.operations.samples
+
+    def draw_at_least(self, draws: int) -> None:
+        """See to it that every sample has so many draws."""
+        if self.operations.rules and self.operations.least_draws < draws:
+            self._draw(max(draws - self.operations.least_draws, 2))
 
     @property
     def _probes(self) -> int:
