@@ -33,6 +33,7 @@ SETS = {
     "softmax": operations.SOFTMAX | {operations.LOG_SOFTMAX},
     "norms": frozenset({operations.LAYER_NORM, operations.GROUP_NORM}),
     "applied": operations.APPLIED,
+    "slopes": frozenset(operations.SLOPES),
 }
 
 
@@ -47,6 +48,24 @@ def test_pointwise_operations_are_recorded_under_their_names_and_are_curved(name
     assert nodes.name_of(out.grad_fn) == name
     (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     assert slope.requires_grad
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        (operations.TANH_SLOPE, torch.tanh),
+        (operations.SIGMOID_SLOPE, torch.sigmoid),
+        (operations.SOFTPLUS_SLOPE, F.softplus),
+        (operations.GELU_SLOPE, F.gelu),
+    ],
+)
+def test_slopes_are_recorded_under_their_names_with_what_they_keep(name: str, function: Callable[..., Tensor]) -> None:
+    x = leaf(6)
+    (slope,) = torch.autograd.grad((3 * function(x)).sum(), x, create_graph=True)
+    assert nodes.name_of(slope.grad_fn) == name
+    kept = function(x) if operations.SLOPES[name] == "output" else x
+    assert torch.equal(nodes.kept(slope.grad_fn, operations.SLOPES[name]), kept.detach())
+    assert torch.equal(nodes.kept(slope.grad_fn, "grad_output"), torch.full((6,), 3.0))
 
 
 def test_every_pointwise_operation_is_tried_and_no_name_stands_in_two_sets() -> None:

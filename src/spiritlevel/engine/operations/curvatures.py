@@ -83,11 +83,11 @@ def slope_factors(node: Any) -> tuple[Tensor, Tensor]:
     """Return s' and s'' of a slope φ' = s(k) in what the function kept."""
     name = nodes.name_of(node)
     kept = nodes.kept(node, operations.SLOPES[name])
-    if name == "TanhBackwardBackward0":  # 1 - k²
+    if name == operations.TANH_SLOPE:  # 1 - k²
         return -2 * kept, torch.full_like(kept, -2.0)
-    if name == "SigmoidBackwardBackward0":  # k - k²
+    if name == operations.SIGMOID_SLOPE:  # k - k²
         return 1 - 2 * kept, torch.full_like(kept, -2.0)
-    if name == "SoftplusBackwardBackward0":  # σ(βk), and 1 where torch takes it for straight
+    if name == operations.SOFTPLUS_SLOPE:  # σ(βk), and 1 where torch takes it for straight
         beta = float(nodes.kept(node, "beta"))
         share = torch.sigmoid(beta * kept)
         bend = torch.where(beta * kept > nodes.kept(node, "threshold"), 0.0, beta * share * (1 - share))

@@ -64,10 +64,9 @@ WEIGHTED = frozenset({nodes.CONVOLUTION, "MvBackward0", "DotBackward0", "PreluKe
 
 # The gradient of an entrywise function as an operation, where a model differentiates inside forward: a φ'(h), linear in
 # what is passed back and curved in what the function kept, its input or its output.
-SLOPES = {
-    "GeluBackwardBackward0": "self", "SigmoidBackwardBackward0": "output", "SoftplusBackwardBackward0": "self",
-    "TanhBackwardBackward0": "output",
-}  # fmt: skip
+TANH_SLOPE, SIGMOID_SLOPE = "TanhBackwardBackward0", "SigmoidBackwardBackward0"
+SOFTPLUS_SLOPE, GELU_SLOPE = "SoftplusBackwardBackward0", "GeluBackwardBackward0"
+SLOPES = {TANH_SLOPE: "output", SIGMOID_SLOPE: "output", SOFTPLUS_SLOPE: "self", GELU_SLOPE: "self"}
 
 SOFTMAX = frozenset({"SoftmaxBackward0", "SafeSoftmaxBackward0"})
 LOG_SOFTMAX = "LogSoftmaxBackward0"
