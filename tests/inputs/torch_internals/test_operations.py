@@ -51,7 +51,7 @@ def test_pointwise_operations_are_recorded_under_their_names_and_are_curved(name
 
 
 @pytest.mark.parametrize(
-    "name, function",
+    ("name", "function"),
     [
         (operations.TANH_SLOPE, torch.tanh),
         (operations.SIGMOID_SLOPE, torch.sigmoid),

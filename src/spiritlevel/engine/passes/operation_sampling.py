@@ -244,6 +244,7 @@ class OperationSampling:
         own, before = draws - 1, self.freedom
         self.spread = spread if self.spread is None else self.spread.pooled(before, spread, own)
         self.freedom += own
+        sharers = {form: self.spread.sharers(form) for form in FORMS}
         for full, sums in found.parameters.items():
             totals = {
                 "trace": sums.trace,
@@ -256,17 +257,17 @@ class OperationSampling:
                 total = totals[form]
                 if total is not None:
                     variance = spread.variance(form, {full: 1.0})
-                    self.sums.setdefault((kind, full), Pooled()).add(total.cpu(), variance)
+                    self.sums.setdefault((kind, full), Pooled()).add(total.cpu(), variance, sharers[form])
             for kind, parts in (("entries", sums.diagonal), ("rows", sums.rows), ("columns", sums.columns)):
                 if parts is not None:
                     self.parts.setdefault((kind, full), Running()).add(parts)
         for name, fulls in by_layer(self.problem, self.names).items():
             traces = [found.parameters[full].trace.cpu() for full in fulls]
             variance = spread.variance("trace", dict.fromkeys(fulls, 1.0))
-            self.by_layer.setdefault(name, Pooled()).add(torch.stack(traces).sum(0), variance)
+            self.by_layer.setdefault(name, Pooled()).add(torch.stack(traces).sum(0), variance, sharers["trace"])
         traces = [sums.trace.cpu() for sums in found.parameters.values()]
         variance = spread.variance("trace", dict.fromkeys(found.parameters, 1.0))
-        self.network.add(torch.stack(traces).sum(0), variance)
+        self.network.add(torch.stack(traces).sum(0), variance, sharers["trace"])
         assert found.sample_folds is not None
         self.samples.add(found.sample_folds)
         self.draws += draws
@@ -278,6 +279,8 @@ class OperationSampling:
             parts={full: parts for (own, full), parts in self.parts.items() if own == kind},
             layers=self.by_layer if kind == "entries" else {},
             network=self.network,
-            joint=Independent() if self.spread is None else SpreadOfDraws(self.spread, column_form(kind), self.draws),
+            joint=Independent()
+            if self.spread is None
+            else SpreadOfDraws(self.spread, column_form(kind), self.draws, self.freedom),
             probes=self.draws,
         )

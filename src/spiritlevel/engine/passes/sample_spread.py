@@ -17,12 +17,21 @@ def column_form(kind: str) -> str:
     return "trace" if kind == "entries" else kind
 
 
+def widened(variance: float, freedom: float) -> float:
+    """Return an estimated variance as large as what it is divided into has a mean square of 1 by.
+
+    The quotient is Student's, whose variance is f/(f - 2) with f degrees of freedom.
+    """
+    return variance * freedom / max(freedom - 2, 1.0)
+
+
 class SampleSpread:
     """Covariances over draws between some parameters' forms, summed over samples, by form."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.places = {full: place for place, full in enumerate(names)}
         self.covariances: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}  # of each sample's variance of the sum over all parameters, summed
         self._draws: dict[str, Tensor] = {}  # (parameters, F, B) of the present batch, by form
         self._size = (0, 0)
 
@@ -37,10 +46,20 @@ class SampleSpread:
                 weights[self.places[full]] = factor
         return max(float(weights @ covariance @ weights), 0.0)
 
+    def sharers(self, form: str) -> float:
+        """Return how many samples share the variance: all of them where theirs are alike, one where it holds it all.
+
+        With so many times a sample's degrees of freedom the variance is known (Welch and Satterthwaite).
+        """
+        whole = self.variance(form, dict.fromkeys(self.places, 1.0))
+        squares = float(self.squares[form]) if form in self.squares else 0.0
+        return whole**2 / squares if squares > 0 else 1.0
+
     def scaled(self, total_weight: float) -> SampleSpread:
         """Return the covariances of one draw of means over all samples."""
         found = SampleSpread(self.places)
         found.covariances = {form: value.cpu() / total_weight**2 for form, value in self.covariances.items()}
+        found.squares = {form: value.cpu() / total_weight**4 for form, value in self.squares.items()}
         return found
 
     def pooled(self, own: int, other: SampleSpread, others: int) -> SampleSpread:
@@ -49,6 +68,9 @@ class SampleSpread:
         found.covariances = {
             form: (own * value + others * other.covariances[form]) / (own + others)
             for form, value in self.covariances.items()
+        }
+        found.squares = {
+            form: (own * value + others * other.squares[form]) / (own + others) for form, value in self.squares.items()
         }
         return found
 
@@ -73,8 +95,12 @@ class SampleSpread:
     def end(self) -> None:
         """Take the batch's draws together."""
         for form, together in self._draws.items():
-            apart = (together - together.mean(1, keepdim=True)).flatten(1)
+            apart = together - together.mean(1, keepdim=True)
+            of_samples = apart.sum(0).square().sum(0) / (self._size[0] - 1)
+            squares = of_samples.square().sum()
+            apart = apart.flatten(1)
             covariance = apart @ apart.T / (self._size[0] - 1)
-            known = self.covariances.get(form)
-            self.covariances[form] = covariance if known is None else known + covariance
+            if form in self.covariances:
+                covariance, squares = self.covariances[form] + covariance, self.squares[form] + squares
+            self.covariances[form], self.squares[form] = covariance, squares
         self._draws = {}

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.passes.sample_spread import SampleSpread
+from spiritlevel.engine.passes.sample_spread import SampleSpread, widened
 
 
 class Sampled(Protocol):
@@ -83,12 +83,14 @@ class Pooled:
     draws: Running = field(default_factory=Running)
     variance: float = 0.0  # of one draw, times the degrees of freedom it was found with
     freedom: int = 0
+    sharers: float = 1.0  # samples that share the variance
 
-    def add(self, draws: Tensor, variance: float) -> None:
-        """Take in draws (K,) and the variance of one."""
+    def add(self, draws: Tensor, variance: float, sharers: float) -> None:
+        """Take in draws (K,), the variance of one, and how many samples share the variance of all."""
         self.draws.add(draws)
         self.variance += variance * (len(draws) - 1)
         self.freedom += len(draws) - 1
+        self.sharers = sharers
 
     @property
     def mean(self) -> Tensor:
@@ -97,8 +99,9 @@ class Pooled:
 
     @property
     def stderr(self) -> Tensor:
-        """The standard error of the mean."""
-        return torch.tensor((self.variance / self.freedom / self.draws.count) ** 0.5, dtype=torch.float64)
+        """The standard error of the mean, which few samples with few draws know badly."""
+        of_mean = self.variance / self.freedom / self.draws.count
+        return torch.tensor(widened(of_mean, self.sharers * self.freedom) ** 0.5, dtype=torch.float64)
 
     @property
     def half_means(self) -> Tensor:
@@ -158,10 +161,12 @@ class SpreadOfDraws:
     spread: SampleSpread
     form: str
     draws: int
+    freedom: int
 
     def variance(self, factors: Mapping[str, float]) -> float:
         """The mean's over all draws."""
-        return self.spread.variance(self.form, factors) / self.draws
+        freedom = self.spread.sharers(self.form) * self.freedom
+        return widened(self.spread.variance(self.form, factors) / self.draws, freedom)
 
 
 @dataclass(frozen=True)
