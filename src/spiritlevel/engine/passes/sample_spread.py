@@ -17,7 +17,7 @@ def column_form(kind: str) -> str:
     return "trace" if kind == "entries" else kind
 
 
-def widened(variance: float, freedom: float) -> float:
+def students_variance(variance: float, freedom: float) -> float:
     """Return an estimated variance as large as what it is divided into has a mean square of 1 by.
 
     The quotient is Student's, whose variance is f/(f - 2) with f degrees of freedom.

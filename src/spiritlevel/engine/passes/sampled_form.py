@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.passes.sample_spread import SampleSpread, widened
+from spiritlevel.engine.passes.sample_spread import SampleSpread, students_variance
 
 
 class Sampled(Protocol):
@@ -101,7 +101,7 @@ class Pooled:
     def stderr(self) -> Tensor:
         """The standard error of the mean, which few samples with few draws know badly."""
         of_mean = self.variance / self.freedom / self.draws.count
-        return torch.tensor(widened(of_mean, self.sharers * self.freedom) ** 0.5, dtype=torch.float64)
+        return torch.tensor(students_variance(of_mean, self.sharers * self.freedom) ** 0.5, dtype=torch.float64)
 
     @property
     def half_means(self) -> Tensor:
@@ -166,7 +166,7 @@ class SpreadOfDraws:
     def variance(self, factors: Mapping[str, float]) -> float:
         """The mean's over all draws."""
         freedom = self.spread.sharers(self.form) * self.freedom
-        return widened(self.spread.variance(self.form, factors) / self.draws, freedom)
+        return students_variance(self.spread.variance(self.form, factors) / self.draws, freedom)
 
 
 @dataclass(frozen=True)
