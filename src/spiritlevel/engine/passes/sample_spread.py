@@ -55,6 +55,18 @@ class SampleSpread:
         squares = float(self.squares[form]) if form in self.squares else 0.0
         return whole**2 / squares if squares > 0 else 1.0
 
+    def sums(self) -> dict[str, Tensor]:
+        """Return by name what adds up over parts of the data."""
+        named = {"covariance": self.covariances, "squares": self.squares}
+        return {f"{kind} of {form}": values for kind, own in named.items() for form, values in own.items()}
+
+    def take_over(self, sums: Mapping[str, Tensor]) -> None:
+        """Hold such sums, among others, instead of one's own."""
+        self.covariances, self.squares = (
+            {name.removeprefix(kind): values for name, values in sums.items() if name.startswith(kind)}
+            for kind in ("covariance of ", "squares of ")
+        )
+
     def scaled(self, total_weight: float) -> SampleSpread:
         """Return the covariances of one draw of means over all samples."""
         found = SampleSpread(self.places)

@@ -36,7 +36,7 @@ def unite_sums(sweep: Accumulators, group: Ranks, chosen: Tensor | None = None) 
         forms = {kind: values for kind, values in vars(sums).items() if kind != "trace" and values is not None}
         own |= {f"{kind} of {full}": values for kind, values in forms.items()}
     if sweep.spread is not None:
-        own |= {f"covariance of {form}": values for form, values in sweep.spread.covariances.items()}
+        own |= sweep.spread.sums()
     if len(sweep.places_taken):
         rows = {kind: getattr(sweep, kind) for kind in _ROWS}
         own |= {kind: _laid_out(buffer, sweep, chosen) for kind, buffer in rows.items() if len(buffer)}
@@ -63,10 +63,7 @@ def _take_over(sweep: Accumulators, found: Mapping[str, Tensor]) -> None:
             if f"{kind} of {full}" in found:
                 setattr(sums, kind, found[f"{kind} of {full}"])
     if sweep.spread is not None:
-        prefix = "covariance of "
-        sweep.spread.covariances = {
-            name.removeprefix(prefix): values for name, values in found.items() if name.startswith(prefix)
-        }
+        sweep.spread.take_over(found)
     for kind in _ROWS:
         if kind in found:
             buffer = RowBuffer()
