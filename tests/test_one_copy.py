@@ -4,14 +4,16 @@ included, and no name in the package."""
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 LINES = 6
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORT = re.compile(r"(>>> )?(from \S+ )?import\b")
 # Decorators that leave a function what it is; by any other it is entered into a table and known by its entry there.
 PLAIN_DECORATORS = {"cache", "contextmanager", "lru_cache", "overload"}
 TWICE = {
@@ -20,33 +22,33 @@ TWICE = {
 }
 
 
-def _parsed(*folders: str) -> Iterator[tuple[str, str, ast.Module]]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            yield path.relative_to(ROOT).as_posix(), text, ast.parse(text)
+@cache
+def _texts(folder: str) -> list[tuple[str, str]]:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    return [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
 
 
-def lines_that_count(text: str, tree: ast.Module) -> list[tuple[int, str]]:
-    """Return the numbered lines, white space folded: without imports, comments and punctuation; examples count too."""
-    passed: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            passed.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = ((number, " ".join(line.split())) for number, line in enumerate(text.splitlines(), 1))
-    passed_over = ("#", ">>> import ", ">>> from ")
-    return [
-        (number, line)
-        for number, line in lines
-        if number not in passed and not line.startswith(passed_over) and any(map(str.isalnum, line))
-    ]
+@cache
+def _parsed() -> list[tuple[str, ast.Module]]:
+    return [(name, ast.parse(text)) for name, text in _texts("src")]
 
 
-def repeated(sources: Iterator[tuple[str, str, ast.Module]]) -> list[str]:
+def lines_that_count(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines, white space folded: without imports, an example's too, comments and punctuation."""
+    importing = False
+    for number, line in enumerate(text.splitlines(), 1):
+        folded = " ".join(line.split())
+        importing = importing or _IMPORT.match(folded) is not None
+        if not importing and not folded.startswith("#") and any(map(str.isalnum, folded)):
+            yield number, folded
+        importing = importing and not folded.endswith(")") and folded.endswith(("(", ","))
+
+
+def repeated(texts: Iterable[tuple[str, str]]) -> list[str]:
     """Return the places of every passage that stands more than once, in words."""
     places: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name, text, tree in sources:
-        lines = lines_that_count(text, tree)
+    for name, text in texts:
+        lines = list(lines_that_count(text))
         for start in range(len(lines) - LINES + 1):
             passage = lines[start : start + LINES]
             places[tuple(line for _, line in passage)].append(f"{name}:{passage[0][0]}")
@@ -54,31 +56,30 @@ def repeated(sources: Iterator[tuple[str, str, ast.Module]]) -> list[str]:
 
 
 def test_no_passage_of_six_lines_stands_twice() -> None:
-    assert repeated(_parsed(*FOLDERS)) == []
+    assert repeated(found for folder in FOLDERS for found in _texts(folder)) == []
 
 
 def test_a_copied_passage_is_found_whatever_its_indent_and_comments() -> None:
     passage = [f"a{number} = work({number})" for number in range(LINES)]
-    copy = ["def f():", '    """Say what."""', *("    # why\n    " + line for line in passage)]
-    texts = {"one.py": "import os\n" + "\n".join(passage), "other.py": "\n".join(copy)}
-    sources = [(name, text, ast.parse(text)) for name, text in texts.items()]
-    assert repeated(iter(sources)) == ["one.py:2 and other.py:4"]
-    assert repeated(iter([sources[0], ("third.py", "\n".join(passage[1:]), ast.parse("\n".join(passage[1:])))])) == []
+    imports = ["import os", "from here import (", "    there,", "    too,", ")"]
+    one = "\n".join([*imports, *passage])
+    other = "\n".join(["def f():", '    """Say what."""', *("    # why\n    " + line for line in passage), *imports])
+    assert repeated([("one.py", one), ("other.py", other)]) == ["one.py:6 and other.py:4"]
+    assert repeated([("one.py", one), ("third.py", "\n".join([*passage[1:], *imports]))]) == []
 
 
 def test_a_copied_docstring_is_found_and_the_imports_of_examples_are_not() -> None:
-    described = [f"    x{number} : int" for number in range(LINES - 2)] + ["    >>> import torch"]
-    texts = {
-        f"{name}.py": "\n".join([f"def {name}():", f'    """Say {name}.', *described, "    >>> f()", *more, '    """'])
+    shared = [*(f"    x{number} : int" for number in range(LINES - 2)), "    >>> import torch", "    >>> f()"]
+    texts = [
+        (f"{name}.py", "\n".join([f"def {name}():", f'    """Say {name}.', *shared, *more, '    """']))
         for name, more in (("f", ["    0", "    last"]), ("g", ["    0"]), ("h", ["    1"]))
-    }
-    sources = [(name, text, ast.parse(text)) for name, text in texts.items()]
-    assert repeated(iter(sources)) == ["f.py:3 and g.py:3"]
+    ]
+    assert repeated(texts) == ["f.py:3 and g.py:3"]
 
 
 def test_no_class_and_no_type_is_defined_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for name, _, tree in _parsed("src"):
+    for name, tree in _parsed():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
@@ -93,7 +94,7 @@ def test_no_class_and_no_type_is_defined_twice() -> None:
 
 def test_no_public_function_is_defined_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for name, _, tree in _parsed("src"):
+    for name, tree in _parsed():
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not _entered(node):
                 places[node.name].append(name)
