@@ -351,3 +351,12 @@ def test_help_loads_neither_torch_nor_numpy(here: Path) -> None:
         [sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, text=True, check=True
     )
     assert ran.stdout.rstrip().endswith("[]")
+
+
+def test_a_dry_run_refuses_what_cannot_fit(run: Run, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPIRITLEVEL_MEMORY", "500 B")
+    ran = run("measure", "mine:Net", weights, "--data", "mine:pair", "--dry-run")
+    assert ran.code == 1
+    assert "500 bytes free on cpu" in ran.out
+    assert "choose fewer of them by a pattern as --parameters 'head.*'" in ran.err
+    assert len(ran.err.splitlines()) == 1

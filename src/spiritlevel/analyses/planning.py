@@ -1,4 +1,4 @@
-"""What a run will cost, before it is made: passes by kind, and seconds and memory from timing one batch."""
+"""What a run will cost, before it is made: passes by kind, seconds by timing one batch, memory, what ranks add up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import torch
 
 from spiritlevel.analyses.measure_settings import chosen_settings
 from spiritlevel.analyses.measuring import Measures, measure
+from spiritlevel.analyses.memory_plan import MemoryPlan, plan_memory
 from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.deadline import deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.measures.costs import Extent
 from spiritlevel.measures.declaration import Measure
+from spiritlevel.measures.reductions import FLOAT64_BYTES, GRADIENT_SUMS, reduced_numbers, ring_bytes
 from spiritlevel.measures.registry import select
 from spiritlevel.results.cost import passes_in_words
+from spiritlevel.results.numerals import bytes_text
 from spiritlevel.values.documented import documented_like
+from spiritlevel.values.errors import UsageError
 
 # Cost of one sweep of each kind in gradient passes, about.
 WEIGHT = {"forward": 0.35, "gradient": 1.0, "column": 0.7, "product": 1.3}
@@ -73,8 +77,12 @@ class Plan:
         The fewest and the most gradient passes.
     seconds_range : pair of float
         The shortest and the longest time.
-    memory_bytes : int
-        Memory beside the model.
+    memory : MemoryPlan
+        What is held beside the model, what there is, and whether it fits.
+    reduced_bytes : float
+        Bytes that all ranks add up together, where there are several.
+    ranks : int
+        How many processes share the data.
     notes : tuple of str
         What must be known beside the numbers.
     sampled : bool
@@ -99,10 +107,22 @@ class Plan:
     seconds: float
     passes_range: tuple[float, float]
     seconds_range: tuple[float, float]
-    memory_bytes: int
+    memory: MemoryPlan
+    reduced_bytes: float
+    ranks: int = 1
     notes: tuple[str, ...] = ()
     sampled: bool = False
     limit: float = math.inf
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held at most beside the model."""
+        return self.memory.peak
+
+    @property
+    def refusal(self) -> str:
+        """Why this cannot be measured on the device and what to do, in a sentence; nothing where it can."""
+        return self.memory.refusal
 
     def __str__(self) -> str:
         least, most = map(duration_in_words, self.seconds_range)
@@ -110,8 +130,14 @@ class Plan:
         passes = f"{self.passes_range[0]:.0f} to {self.passes_range[1]:.0f} gradient passes"
         lines = [
             f"{self.samples:,} samples, {self.parameters:,} parameters: {about(self.seconds)}{between}, "
-            f"{passes}, about {self.memory_bytes / 2**20:,.0f} MiB beside the model",
+            f"{passes}, {self.memory}",
         ]
+        if self.ranks > 1:
+            sent = ring_bytes(self.reduced_bytes, self.ranks)
+            lines.append(
+                f"{self.ranks} ranks share the passes and add up about {bytes_text(self.reduced_bytes)}: each sends "
+                f"{bytes_text(sent)}"
+            )
         for planned in self.measures:
             sweeps = passes_in_words(planned.sweeps) or "shared"
             lines.append(f"  {planned.name:32} {sweeps:44} {duration_in_words(planned.seconds)}")
@@ -137,11 +163,12 @@ def plan(
     *,
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    ranks: int = 1,
 ) -> Plan:
-    """Estimate passes, seconds and memory of ``measure(problem, measures)``: one sweep is timed, nothing measured.
+    """Estimate passes, seconds and memory of ``measure(problem, measures)``, before it is done.
 
-    What is sampled is found out on a few samples.  Sampling and searches stop by their own errors, so there is a range
-    beside what is usual.
+    One batch is timed, and memory counted while parts of a batch are measured.  What is sampled is found out on a few
+    samples.  Sampling and searches stop by their own errors, so there is a range beside what is usual.
 
     Parameters
     ----------
@@ -149,6 +176,8 @@ def plan(
         What would be measured.
     seconds : float
         The time that `measure` would be given: it is the end of the range.
+    ranks : int
+        How many processes share the data, each on a device of its own.
 
     Returns
     -------
@@ -158,7 +187,7 @@ def plan(
     Raises
     ------
     UsageError
-        A measure or a setting does not exist, or ``seconds`` is no time.
+        A measure or a setting does not exist, ``seconds`` is no time, or there are no ranks.
 
     Examples
     --------
@@ -171,12 +200,16 @@ def plan(
     keskar_sharpness {'forward': 10.0, 'gradient': 30.0}
     """
     deadline_of(seconds)  # which refuses what is no time
+    if ranks < 1:
+        raise UsageError(f"ranks must be at least 1, not {ranks}")
     chosen = select(measures)
     values = chosen_settings(chosen, settings or {})
     problem = open_problem(problem)
-    columns, gradient_seconds, numbers = _probe(problem)
+    columns, gradient_seconds, batch = _probe(problem)
     shared: set[str] = set()
     planned, sampled = [], False
+    count, size = problem.survey.count, problem.size
+    reduced = count + GRADIENT_SUMS * float(size)  # by what every report shows
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     for own in chosen:
         sweeps = _sweeps(own, values[own.name], problem, columns, shared)
@@ -194,11 +227,8 @@ def plan(
             }
         passes = _passes(sweeps)
         planned.append(PlannedMeasure(own.name, sweeps, passes, passes * gradient_seconds, (least, max(most, passes))))
+        reduced += reduced_numbers(own, sweeps, samples=count, parameters=size, weights=len(problem.weights))
         shared.update(own.needs)
-    wants_diagonal = any("diagonal" in own.wants for own in chosen)
-    basis = max((_basis_vectors(own) for own in chosen), default=0)
-    size = problem.tensors[0].element_size()
-    memory = numbers * size * 3 + problem.size * (size * (2 + basis) + (8 if wants_diagonal else 0))
     base = 1.35  # the first sweep and the gradient that every report shows
     passes = base + sum(each.gradient_passes for each in planned)
     least, most = (base + sum(each.passes_range[end] for each in planned) for end in (0, 1))
@@ -208,13 +238,15 @@ def plan(
         notes.append(f"{limit:g} seconds are not enough for a first look at everything: some rows will say so.")
     return Plan(
         measures=planned,
-        samples=problem.survey.count,
-        parameters=problem.size,
+        samples=count,
+        parameters=size,
         gradient_passes=passes,
         seconds=min(passes * gradient_seconds, limit),
         passes_range=(least, most),
         seconds_range=(min(least * gradient_seconds, limit), min(most * gradient_seconds, limit)),
-        memory_bytes=int(memory),
+        memory=plan_memory(problem, chosen, values, batch),
+        reduced_bytes=FLOAT64_BYTES * reduced,
+        ranks=ranks,
         notes=tuple(notes),
         sampled=sampled,
         limit=limit,
@@ -233,23 +265,11 @@ def _searched(own: Measure, settings: Mapping[str, Any], problem: OpenProblem, c
 
 
 def _probe(problem: OpenProblem) -> tuple[int, float, int]:
-    """Return the number of factor columns, the seconds of a gradient pass over the data, and a batch's activations."""
+    """Return the number of factor columns, the seconds of a gradient pass over the data, and the samples of a batch."""
     survey = problem.survey
-    activations = 0
-
-    def count(module: Any, args: Any, output: Any) -> None:
-        nonlocal activations
-        if isinstance(output, torch.Tensor):
-            activations += output.numel()
-
     with problem.session():
         batch = next(iter(problem.batches()))
-        handles = [module.register_forward_hook(count) for module in problem.model.modules()]
-        try:
-            outputs = problem.outputs(batch.content)
-        finally:
-            for handle in handles:
-                handle.remove()
+        outputs = problem.outputs(batch.content)
         columns = (
             COLUMN_LIMIT if survey.coupled else len(gauss_newton_columns(problem, batch, outputs.detach()).columns)
         )
@@ -257,7 +277,7 @@ def _probe(problem: OpenProblem) -> tuple[int, float, int]:
         losses, _ = problem.loss.per_sample(problem.outputs(batch.content), batch.content)
         torch.autograd.grad(losses.sum(), problem.tensors, allow_unused=True)
         seconds = (time.perf_counter() - start) * survey.count / batch.count
-    return columns, seconds, activations
+    return columns, seconds, batch.count
 
 
 def _sweeps(
@@ -270,7 +290,3 @@ def _sweeps(
     if needs and needs <= shared:
         return {}
     return own.cost.sweeps(Extent(columns, len(problem.weights), settings))
-
-
-def _basis_vectors(own: Measure) -> int:
-    return 36 if "eigen" in own.needs else 0

@@ -10,6 +10,7 @@ import torch
 from spiritlevel.engine.operators.matrices import VarianceOperator
 from spiritlevel.engine.operators.memory import free_bytes, graph_bytes
 from spiritlevel.engine.operators.operator import Operator
+from spiritlevel.results.numerals import bytes_text
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 # Share of the free memory that one run may take, and vectors of work beside the basis for each probe.
@@ -52,8 +53,8 @@ class SpectrumPlan:
         return (
             f"Spectrum of {self.operator}, order {self.order:,}: {self.sweeps:,} sweeps over the data, "
             f"{self.products:,} products ({self.path}, {self.strategy}, {graphs})\n"
-            f"{together}; basis {_size(self.basis_bytes)} on {self.basis_device}, graph of a batch "
-            f"{_size(self.graph_bytes)}, work {_size(self.work_bytes)}; {_size(self.free_bytes)} free"
+            f"{together}; basis {bytes_text(self.basis_bytes)} on {self.basis_device}, graph of a batch "
+            f"{bytes_text(self.graph_bytes)}, work {bytes_text(self.work_bytes)}; {bytes_text(self.free_bytes)} free"
         )
 
 
@@ -77,7 +78,8 @@ def plan_spectrum(operator: Operator, name: str, probes: int, steps: int) -> Spe
     if fitting < 1:
         most = max(int((USABLE_SHARE * free - held - work) // (operator.size * element)), 0)
         raise SpiritlevelError(
-            f"one probe's basis of {steps} vectors takes {_size(per_probe)} and {_size(free)} of memory are free; "
+            f"one probe's basis of {steps} vectors takes {bytes_text(per_probe)} and {bytes_text(free)} of memory are "
+            "free; "
             + (f"ask for at most {most} steps" if most else "use fewer parameters, or a machine with more memory")
         )
     at_once = min(probes, fitting)
@@ -104,10 +106,3 @@ def plan_spectrum(operator: Operator, name: str, probes: int, steps: int) -> Spe
 
 def _fitting(room: float, each: int) -> int:
     return max(int(room // each), 0)
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count} bytes"

@@ -54,7 +54,8 @@ def run_audit(options: dict[str, Any]) -> int:
     from spiritlevel.analyses.question_plan import planned_audit
     from spiritlevel.cli.outputs import deliver
     from spiritlevel.cli.own_measures import named_measures
-    from spiritlevel.cli.screens import note, show_lines
+    from spiritlevel.cli.planned import show_plan
+    from spiritlevel.cli.screens import note
     from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject
     from spiritlevel.cli.values import split_list
@@ -69,9 +70,7 @@ def run_audit(options: dict[str, Any]) -> int:
         planned = plan(
             problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds
         )
-        show_lines(planned)
-        show_lines(planned_audit(planned, len(strengths), len(alphas)))
-        return DONE
+        return show_plan(planned, planned_audit(planned, len(strengths), len(alphas)))
     quiet = bool(options.get("quiet"))
     found = audit(
         problem,

@@ -127,7 +127,7 @@ def _networks(options: dict[str, Any]) -> Any:
     from spiritlevel.analyses.planning import plan
     from spiritlevel.analyses.question_plan import planned_comparison
     from spiritlevel.cli.own_measures import named_measures
-    from spiritlevel.cli.screens import show_lines
+    from spiritlevel.cli.planned import show_plan
     from spiritlevel.cli.spoken import results_in_cli_words
     from spiritlevel.cli.subject import checked_subject, targets_of
 
@@ -154,8 +154,7 @@ def _networks(options: dict[str, Any]) -> Any:
             settings=request.flat_settings(),
             seconds=request.seconds,
         )
-        show_lines(planned)
-        show_lines(planned_comparison(planned, len(problems), bool(options.get("search", True))))
+        show_plan(planned, planned_comparison(planned, len(problems), bool(options.get("search", True))))
         return None
     test = options.get("test")
     if test is not None:

@@ -20,8 +20,9 @@ from spiritlevel.cli.failures import DONE, FAILED, NOT_OK, failure_in_words
 from spiritlevel.cli.keeping import Keeper, file_for
 from spiritlevel.cli.own_measures import named_measures
 from spiritlevel.cli.pages import check_page
+from spiritlevel.cli.planned import show_plan
 from spiritlevel.cli.request import Request
-from spiritlevel.cli.screens import console, note, show_lines
+from spiritlevel.cli.screens import console, note
 from spiritlevel.cli.signals import Stopped, stop_if_asked
 from spiritlevel.cli.standard_output import keep_for_result, write_result
 from spiritlevel.cli.subject import NotLoaded, Subject, targets_of
@@ -181,12 +182,8 @@ def _interrupted(keeper: Keeper, outputs: Outputs, finished: int) -> str:
 def _show_plan(subject: Subject, networks: int) -> int:
     request = subject.request
     problem = subject.problem(request.weights[0] if request.weights else None)
-    show_lines(
-        plan(problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds)
-    )
-    if networks > 1:
-        show_lines(f"This is for each of the {networks} weights files.")
-    return DONE
+    planned = plan(problem, named_measures(request.measures), settings=request.flat_settings(), seconds=request.seconds)
+    return show_plan(planned, *([f"This is for each of the {networks} weights files."] if networks > 1 else []))
 
 
 def _verdict(keeper: Keeper, strict: bool) -> int:

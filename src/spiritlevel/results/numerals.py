@@ -24,6 +24,14 @@ def plain(value: float | None, digits: int = EXACT_DIGITS) -> str:
     return f"{value:.{digits - 1}e}"
 
 
+def bytes_text(count: float) -> str:
+    """Return an amount of memory in the unit that suits it."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
 def with_error(value: float, error: float) -> str:
     """Return ``value ± error``, the error with two significant digits and the value to the same place."""
     if not math.isfinite(error) or error <= NEGLIGIBLE:

@@ -95,6 +95,15 @@ def top_eigenpairs(
     return EigenpairSearch(matvec, size, k, which, **options).run(callback)
 
 
+def basis_limit(size: int, k: int, block: int, itemsize: int, home: torch.device) -> int:
+    """Return the most vectors that the basis of a search for k pairs may hold, beside as many images, by the memory."""
+    limit = max(6 * block, 2 * k + 24)
+    if min(limit, size) * size > SMALL_BASIS:
+        room = BASIS_SHARE * free_bytes(home)
+        limit = max(k + 2 * block, min(limit, int(room / (2 * size * itemsize))))
+    return limit
+
+
 class EigenpairSearch:
     """A search for extreme eigenpairs of a symmetric matrix, which may be left at any sweep and gone on with.
 
@@ -155,10 +164,8 @@ class EigenpairSearch:
         least, device = k + 2 * block, torch.device(device)
         limit = max_basis
         if limit is None:
-            limit = max(6 * block, 2 * k + 24)
-            if min(limit, size) * size > SMALL_BASIS:
-                room = BASIS_SHARE * free_bytes(torch.device(basis_device) if basis_device is not None else device)
-                limit = max(least, min(limit, int(room / (2 * size * dtype.itemsize))))
+            home = torch.device(basis_device) if basis_device is not None else device
+            limit = basis_limit(size, k, block, dtype.itemsize, home)
         if limit < least and limit < size:
             raise UsageError(f"max_basis must hold k + 2 block = {least} vectors; found {limit}.")
 
