@@ -30,7 +30,7 @@ FLOAT64_BYTES = 8
 # Vectors of the parameters' size that any gradient takes beside the model: its sum and its spread, in float64, and the
 # gradients themselves.
 GRADIENT_VECTORS = 2
-Work = Callable[[OpenProblem], Any]
+OnSamples = Callable[[OpenProblem], Any]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _product(few: OpenProblem, width: int) -> HessianOperator:
     return matrix
 
 
-def _tried(problem: OpenProblem, batch: int, work: Work) -> tuple[Growing, Growing, str]:
+def _tried(problem: OpenProblem, batch: int, work: OnSamples) -> tuple[Growing, Growing, str]:
     """Return the bytes held at most and at the end of some work, by samples; and why they are not known."""
     found: list[tuple[int, int, int]] = []
     for share in TRIED:
