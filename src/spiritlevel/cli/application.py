@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from spiritlevel.cli.audit_command import audit_command
+from spiritlevel.cli.by_ranks import by_ranks
 from spiritlevel.cli.compare_command import compare_command
 from spiritlevel.cli.completing import (
     complete_data,
@@ -58,10 +59,10 @@ def _root(
     pass
 
 
-app.command("measure", cls=GroupedCommand)(measure_command)
-app.command("audit", cls=GroupedCommand)(audit_command(measure_command))
-app.command("compare", cls=GroupedCommand)(compare_command(measure_command))
-app.command("spectrum", cls=GroupedCommand)(spectrum_command(measure_command))
+app.command("measure", cls=GroupedCommand)(by_ranks(measure_command))
+app.command("audit", cls=GroupedCommand)(by_ranks(audit_command(measure_command)))
+app.command("compare", cls=GroupedCommand)(by_ranks(compare_command(measure_command)))
+app.command("spectrum", cls=GroupedCommand)(by_ranks(spectrum_command(measure_command)))
 
 
 @app.command("report", cls=GroupedCommand)

@@ -12,8 +12,10 @@ import typer
 import typer.main
 
 from spiritlevel.cli.application import app
+from spiritlevel.cli.by_ranks import RENDEZVOUS
 from spiritlevel.cli.examples import EXAMPLES, GROUP_EXAMPLES
 from spiritlevel.cli.groups import ORDER
+from spiritlevel.inputs.process.joining import VARIABLE as TIMEOUT
 from spiritlevel.inputs.process.memory_limit import VARIABLE
 from spiritlevel.lab.datasets.files import ENVIRONMENT
 from spiritlevel.results.writing import replacing
@@ -25,6 +27,8 @@ the same. [The command line](../command-line.md) says what commands do with file
 _VARIABLES = {
     ENVIRONMENT: "The folder of the data sets' files, where `--data-root` does not name one.",
     VARIABLE: "How much memory measurements may take, as `16 GB` or `500MiB`; by default what is free.",
+    TIMEOUT: "Under torchrun, the seconds after which a rank without a sign of life ends the run; by default 600.",
+    RENDEZVOUS: "Where ranks find each other without torchrun, as `file:///shared/folder/new-file`.",
     "XDG_CACHE_HOME": "The folder of caches, in which fetched data sets are kept; by default `~/.cache`.",
 }
 # What stands for a value, by its type.

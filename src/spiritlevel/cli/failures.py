@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from spiritlevel.cli import standard_output
 from spiritlevel.cli.beginning import BEGINNING
+from spiritlevel.cli.by_ranks import end_at_once, may_speak
 from spiritlevel.cli.signals import WATCH, Stopped, watched
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
@@ -24,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without "±" shows "?" in place of failing
     try:
         with watched():
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
-            return _flushed(code)
+            code = _flushed(_run(list(sys.argv[1:] if arguments is None else arguments)))
+            end_at_once(code)
+            return code
     except KeyboardInterrupt:  # while all was done, or while a first signal was dealt with
         return _say("interrupted", WATCH.code)
     finally:
@@ -108,6 +110,8 @@ def _say(message: str, code: int) -> int:
     """Print one line, whatever the message held, and return the exit code."""
     from spiritlevel.cli.screens import note
 
+    if not may_speak():
+        return code
     note(f"spiritlevel: {' '.join(message.split())}")
     return code
 

@@ -205,6 +205,14 @@ def measure_command(
             metavar="ADDRESS",
         ),
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Under torchrun, after how long a rank without a sign of life ends the run; default 600.",
+            rich_help_panel=COMPUTED,
+            metavar="SECONDS",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,9 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +24,19 @@ _KINDS = (
 )
 
 
+_WRITES: ContextVar[bool] = ContextVar("writes", default=True)
+
+
+@contextlib.contextmanager
+def writing_nothing() -> Iterator[None]:
+    """Let no file appear meanwhile: another process writes the same ones."""
+    token = _WRITES.set(False)
+    try:
+        yield
+    finally:
+        _WRITES.reset(token)
+
+
 @contextlib.contextmanager
 def replacing(path: PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file beside ``path`` and rename it there once everything was written; a failure leaves nothing behind.
@@ -35,9 +50,13 @@ def replacing(path: PathLike, mode: str = "w") -> Iterator[IO[Any]]:
         raise SpiritlevelError(
             f"{target} could not be written: it is {kind}, and only a regular file may be replaced; name one"
         )
+    text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+    if not _WRITES.get():
+        with tempfile.TemporaryFile(mode, **text) as nowhere:  # type: ignore[call-overload]  # as below
+            yield nowhere
+        return
     # The name is fixed before the file exists: an interruption at any moment then finds what to remove.
     beside = place.parent / f".spiritlevel-{os.getpid()}-{secrets.token_hex(6)}.part"
-    text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
     try:
         with open(beside, mode.replace("w", "x"), **text) as stream:  # type: ignore[call-overload]  # by a mode told at run time
             yield stream

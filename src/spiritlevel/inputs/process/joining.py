@@ -68,22 +68,23 @@ def over_ranks(timeout: float | None = None) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _entered_by_all(timeout: float) -> Iterator[None]:
-    with _as_failure(), measuring_by(joined(timeout)) as group:
-        assert group.meeting is not None
-        try:
+    try:
+        with measuring_by(joined(timeout)) as group, left_at_the_end(group):
             yield
-            group.meet("the end", None)
-        except BaseException as error:
-            group.meeting.leave(" ".join(str(error).split()) or type(error).__name__)
-            raise
+    except RankLost as lost:
+        raise SpiritlevelError(str(lost)) from None
 
 
 @contextlib.contextmanager
-def _as_failure() -> Iterator[None]:
+def left_at_the_end(group: Ranks) -> Iterator[None]:
+    """Wait for the other ranks at the end; whatever ends this one before is told to them."""
     try:
         yield
-    except RankLost as lost:
-        raise SpiritlevelError(str(lost)) from None
+        group.meet("the end", None)
+    except BaseException as error:
+        assert group.meeting is not None
+        group.meeting.leave(" ".join(str(error).split()) or type(error).__name__)
+        raise
 
 
 def seconds_of(timeout: float | None) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
 from typing import Any
 
 LOOK_SECONDS = 0.2  # between two looks whether the others are still at work
@@ -29,7 +28,7 @@ class Meeting:
     def __init__(self, store: Any, rank: int, size: int, timeout: float, name: str) -> None:
         self.store, self.rank, self.size, self.timeout, self.name = store, rank, size, timeout, name
         self.lost = ""  # why the run cannot go on
-        self.waiting_since: float | None = None  # for the others
+        self.asked_since: float | None = None  # the store, while it has not answered
         self._number = 0
         self._ticks, self._ticked = 0, 0.0
 
@@ -46,19 +45,23 @@ class Meeting:
             self.lost = why
             self.store.set(f"{self.name}/gone", f"rank {self.rank} of {self.size} stopped: {why}")
 
+    def speaks_first(self) -> bool:
+        """Whether nobody asked this before: of one sentence that all know one copy is printed."""
+        return int(self.store.add(f"{self.name}/spoken", 1)) == 1
+
     def meet(self, what: str, said: Any) -> list[Any]:
         """Return what every rank says, in their order; ``what`` must be the same for all."""
         if self.lost:
             raise RankLost(self.lost)
         self._number += 1
         keys = [self._key(self._number, rank) for rank in range(self.size)]
+        self.asked_since = time.monotonic()
         self.store.set(keys[self.rank], pickle.dumps((what, said)))
-        self.waiting_since = time.monotonic()
         try:
             self._wait(keys, what)
             found = [pickle.loads(self.store.get(key)) for key in keys]
         finally:
-            self.waiting_since = None
+            self.asked_since = None
         if self._number > 2:  # all that are here have read what was said the time before the last
             self.store.delete_key(self._key(self._number - 2, self.rank))
         for rank, (theirs, _) in enumerate(found):
@@ -78,7 +81,7 @@ class Meeting:
         while not self.store.check(keys):
             time.sleep(nap)
             nap = min(1.5 * nap, LONGEST_NAP)
-            now = time.monotonic()
+            now = self.asked_since = time.monotonic()
             if now - looked < LOOK_SECONDS:
                 continue
             looked = now
@@ -104,8 +107,3 @@ class Meeting:
         if not told:
             self.store.set(f"{self.name}/gone", why)
         raise RankLost(why)
-
-
-def said_once(meeting: Meeting) -> Callable[[], bool]:
-    """Return a function that is true for the first rank that asks it: of one sentence all know, one copy is printed."""
-    return lambda: int(meeting.store.add(f"{meeting.name}/spoken", 1)) == 1
