@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -118,16 +119,18 @@ def joined(timeout: float) -> Ranks:
     free = {device.type: free_bytes_here(device) for device in devices}
     known = group.meet("the beginning", (time.monotonic(), free))
     group.exchange(known[0][0], [each for _, each in known])
-    group.adder = _adder(timeout)
+    own = (socket.gethostname(), torch.cuda.current_device()) if torch.cuda.is_available() else None
+    places = group.meet("the devices", own)
+    # NCCL wants a GPU for every rank; where some share one, sums go by the processor.
+    group.adder = _adder(timeout, by_nccl=None not in places and len(set(places)) == len(places))
     return group
 
 
-def _adder(timeout: float) -> Adder:
+def _adder(timeout: float, by_nccl: bool) -> Adder:
     """Return what adds tensors: by Gloo on a CPU and by NCCL on GPUs, whatever the group itself was made with."""
     limit = timedelta(seconds=timeout)
     on_cpu = distributed.new_group(backend="gloo", timeout=limit)
-    with_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
-    on_gpu = distributed.new_group(backend="nccl", timeout=limit) if with_nccl else None
+    on_gpu = distributed.new_group(backend="nccl", timeout=limit) if by_nccl else None
 
     def add(tensor: Tensor) -> None:
         try:
