@@ -109,3 +109,26 @@ def test_other_commands_write_what_one_process_does(command: str, tmp_path: Path
         "spectrum": lambda one: one["estimates"]["frobenius_squared"],
     }[command]
     assert value(found)["value"] == pytest.approx(value(known)["value"], rel=ROUNDED)
+
+
+@pytest.mark.slow
+def test_a_killed_spectrum_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    words = ("spectrum", *MEASURE[1:], "--steps", "6", "--no-keep-graphs")
+    for name, how, codes in (("whole", "", [0, 0]), ("resumed", "SIGKILL", [1, -9]), ("resumed", "", [0, 0])):
+        (tmp_path / "store").unlink(missing_ok=True)
+        own = (*words, "--json", f"{name}.json", "--state", f"{name}.state")
+        processes = start(tmp_path, *own, how=how, at=200)
+        ends = [(process.communicate(timeout=300), process.returncode) for process in processes]
+        assert [code for _, code in ends] == codes, ends
+        assert (tmp_path / f"{name}.state").exists() == (how != "")
+    whole, resumed = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "resumed"))
+    for one in (whole, resumed):
+        one["header"]["wall_time"] = one["plan"]["free_bytes"] = None
+    assert resumed == whole
+
+
+def test_a_state_is_refused_where_time_would_decide(tmp_path: Path) -> None:
+    (process,) = start(tmp_path, *MEASURE, "--state", "kept", "--seconds", "5", size=1)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert "--state and --seconds do not go together" in said

@@ -23,6 +23,7 @@ from spiritlevel.cli.groups import (
     GroupedCommand,
 )
 from spiritlevel.cli.measure_options import HtmlOption, LayersOption, RateOption, measure_command
+from spiritlevel.cli.resuming import resumable
 from spiritlevel.cli.spectrum_command import spectrum_command
 from spiritlevel.cli.study_command import study
 
@@ -59,10 +60,10 @@ def _root(
     pass
 
 
-app.command("measure", cls=GroupedCommand)(by_ranks(measure_command))
-app.command("audit", cls=GroupedCommand)(by_ranks(audit_command(measure_command)))
-app.command("compare", cls=GroupedCommand)(by_ranks(compare_command(measure_command)))
-app.command("spectrum", cls=GroupedCommand)(by_ranks(spectrum_command(measure_command)))
+app.command("measure", cls=GroupedCommand)(by_ranks(resumable(measure_command)))
+app.command("audit", cls=GroupedCommand)(by_ranks(resumable(audit_command(measure_command))))
+app.command("compare", cls=GroupedCommand)(by_ranks(resumable(compare_command(measure_command))))
+app.command("spectrum", cls=GroupedCommand)(by_ranks(resumable(spectrum_command(measure_command))))
 
 
 @app.command("report", cls=GroupedCommand)

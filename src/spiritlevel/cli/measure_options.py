@@ -213,6 +213,15 @@ def measure_command(
             metavar="SECONDS",
         ),
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep what every sweep gave in this file until the command is done; after an interruption the same "
+            "command goes on from it.",
+            rich_help_panel=COMPUTED,
+            metavar="FILE",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -213,6 +213,8 @@ class OpenProblem(ChosenParameters):
         pace = self.deadline.pace(what, units, total) if self.deadline is not None and what and units else None
         group = ranks()
         shared = group.sharing and bool(what)  # a look at some batch is at the same one on all ranks
+        if shared and group.again:
+            return
 
         def place(tensor: Tensor) -> Tensor:
             tensor = tensor.clone() if tensor.is_inference() else tensor

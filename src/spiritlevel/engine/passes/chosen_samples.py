@@ -10,6 +10,7 @@ from torch import Tensor
 from spiritlevel.inputs.batch import Batch
 from spiritlevel.inputs.contents import Content, concatenate, pick_samples, tensors_of
 from spiritlevel.inputs.open_problem import OpenProblem
+from spiritlevel.inputs.process.ranks import ranks
 
 # Numbers of samples' contents that are kept, so that the data is not read again for a few of its samples.
 KEPT_NUMBERS = 16_000_000
@@ -40,7 +41,8 @@ class ChosenSamples:
             yield batch
             numbers += sum(tensor.numel() for tensor in tensors_of(batch.content))
             kept = None if kept is None or numbers > KEPT_NUMBERS else [*kept, batch]
-        self._kept = kept
+        if not ranks().again:  # or they were not read
+            self._kept = kept
 
     def _read(self, what: str, units: float) -> Iterator[Batch]:
         waiting: list[tuple[Content, Tensor]] = []

@@ -79,11 +79,11 @@ def _entered_by_all(timeout: float) -> Iterator[None]:
 @contextlib.contextmanager
 def left_at_the_end(group: Ranks) -> Iterator[None]:
     """Wait for the other ranks at the end; whatever ends this one before is told to them."""
+    assert group.meeting is not None
     try:
         yield
-        group.meet("the end", None)
+        group.meeting.meet("the end", None)
     except BaseException as error:
-        assert group.meeting is not None
         group.meeting.leave(" ".join(str(error).split()) or type(error).__name__)
         raise
 

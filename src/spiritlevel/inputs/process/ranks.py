@@ -13,11 +13,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from spiritlevel.inputs.process.journal import Journal
 from spiritlevel.inputs.process.meeting import Meeting
 from spiritlevel.values.errors import SpiritlevelError
 
@@ -40,6 +42,9 @@ class Ranks:
     def __init__(self, meeting: Meeting | None = None) -> None:
         self.meeting = meeting
         self.adder: Adder | None = None
+        self.journal: Journal | None = None  # of the first rank, where the run is kept
+        self.kept = False  # whether it is
+        self.again = False  # whether what the present sweep gave is known from it
         self.rank = 0 if meeting is None else meeting.rank
         self.size = 1 if meeting is None else meeting.size
         self._depth = 0  # of sweeps inside each other
@@ -49,8 +54,8 @@ class Ranks:
 
     @property
     def several(self) -> bool:
-        """Whether there is anybody to agree with."""
-        return self.meeting is not None
+        """Whether there is anybody to agree with, be it an earlier run of the same."""
+        return self.meeting is not None or self.kept
 
     @property
     def sharing(self) -> bool:
@@ -75,7 +80,7 @@ class Ranks:
         return self._agreed + now - self._heard if self.sharing else now
 
     def own(self, number: int) -> bool:
-        """Whether a batch of this number is one of this rank's."""
+        """Whether a batch of this number is one that this rank is to work on."""
         return number % self.size == self.rank
 
     def reached(self, place: int) -> None:
@@ -95,18 +100,25 @@ class Ranks:
                 self._depth -= self.several
             return
         failure: Exception | None = None
+        self.again = self._begins_again(what)
         self._depth, self._place = 1, 0
         try:
             yield
         except Exception as error:
             failure = error
         except BaseException as stop:
-            assert self.meeting is not None
-            self.meeting.leave(str(stop) or "it was interrupted")
+            if self.meeting is not None:
+                self.meeting.leave(str(stop) or "it was interrupted")
             raise
         finally:
             self._depth = 0
-        answers = self.meet(f"sweep {what}", (_portable(failure), self._place, said()))
+        if self.again:
+            answers = self.meet("swept", None)
+        else:
+            answers = self._exchanged(f"sweep {what}", (_portable(failure), self._place, said()))
+            if self.journal is not None:
+                self.journal.swept(what, well=all(bad is None for bad, _, _ in answers))
+                self.journal.record("swept", answers)
         failed = [(place, rank) for rank, (bad, place, _) in enumerate(answers) if bad is not None]
         if failed:
             _, first = min(failed)
@@ -126,9 +138,26 @@ class Ranks:
 
     def meet(self, what: str, said: Any) -> list[Any]:
         """Return what every rank says, in their order; of one rank alone its own words."""
-        if self.meeting is None or self._depth:
+        if not self.meets:
             return [said]
-        return self.meeting.meet(what, said)
+        if self.again:
+            return list(self._taken(what))
+        answers = self._exchanged(what, said)
+        if self.journal is not None:
+            self.journal.record(what, answers)
+        return answers
+
+    def _exchanged(self, what: str, said: Any) -> list[Any]:
+        return [said] if self.meeting is None else self.meeting.meet(what, said)
+
+    def _taken(self, what: str) -> Any:
+        """Return what the journal has at this place, to all ranks."""
+        return self._exchanged(f"again {what}", None if self.journal is None else self.journal.take(what))[0]
+
+    def _begins_again(self, what: str) -> bool:
+        if not self.kept:
+            return False
+        return bool(self._exchanged("again", None if self.journal is None else self.journal.begin(what))[0])
 
     def everywhere(self, flag: bool) -> bool:
         """Whether something holds on all ranks."""
@@ -145,25 +174,41 @@ class Ranks:
         """
         if not self.meets:
             return dict(sums), [facts]
-        answers = self.meet("united", ({name: (part.shape, part.dtype) for name, part in sums.items()}, facts))
-        wanted: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        if self.again:  # as if the first rank had found it all
+            taken: tuple[dict[str, tuple[Tensor, str]], Any] = ({}, None)
+            if self.journal is not None:
+                taken = self.journal.take("united")
+            sums = {
+                name: part.to(device if device.type == place else place) for name, (part, place) in taken[0].items()
+            }
+            facts = taken[1]
+        kinds = {name: (part.shape, part.dtype, part.device.type) for name, part in sums.items()}
+        answers = self._exchanged("united", (kinds, facts))
+        wanted: dict[str, tuple[torch.Size, torch.dtype, str]] = {}
         for known, _ in answers:
             wanted.update({name: kind for name, kind in known.items() if name not in wanted})
         found = {}
-        for name, (shape, dtype) in wanted.items():
+        for name, (shape, dtype, place) in wanted.items():
             own = sums.get(name)
             # A copy: what is summed may be something that others hold, or expanded.
             found[name] = (
-                torch.zeros(shape, dtype=dtype, device=device)
+                torch.zeros(shape, dtype=dtype, device=device if device.type == place else place)
                 if own is None
                 else own.detach().clone(memory_format=torch.contiguous_format)
             )
-        self._add(list(found.values()))
-        return found, [told for _, told in answers]
+        if self.adder is not None:
+            self._add(list(found.values()))
+        if self.again:
+            return found, list(answers[0][1])
+        told = [own for _, own in answers]
+        if self.journal is not None:
+            # Copies: sums are divided in place before the journal is written.
+            copies = {name: (part.to("cpu", copy=True), part.device.type) for name, part in found.items()}
+            self.journal.record("united", (copies, told))
+        return found, told
 
     def _add(self, tensors: list[Tensor]) -> None:
         """Add tensors over ranks, many small ones at once and large ones in parts."""
-        assert self.adder is not None
         waiting: list[Tensor] = []
         for tensor in tensors:
             for part in tensor.view(-1).split(AT_ONCE):
@@ -207,6 +252,29 @@ _PRESENT: ContextVar[Ranks | None] = ContextVar("ranks", default=None)  # anothe
 def ranks() -> Ranks:
     """Return the group of this run."""
     return _PRESENT.get() or ALONE
+
+
+@contextlib.contextmanager
+def kept_in(path: str | Path, identity: str) -> Iterator[None]:
+    """Keep what sweeps give in a file until the block is done; where an earlier run left one, go on from there.
+
+    ``identity`` stands for all that decides the numbers: a file of another one is refused.
+    """
+    group = ranks() if ranks().several else Ranks()
+    journal = Journal(path, identity) if group.rank == 0 else None
+    group.journal, group.kept = journal, True
+    try:
+        with measuring_by(group):
+            yield
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
+    else:
+        if journal is not None:
+            journal.remove()
+    finally:
+        group.journal, group.kept, group.again = None, False, False
 
 
 @contextlib.contextmanager
