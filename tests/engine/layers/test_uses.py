@@ -126,22 +126,22 @@ def test_the_trace_with_the_remainder_is_that_of_the_dense_hessian(name: str) ->
     assert abs(trace.value - truth) <= 4.5 * trace.stderr + 1e-9 * abs(truth)
 
 
-def test_a_use_that_is_not_linear_in_the_parameter_goes_the_general_way() -> None:
-    class Temperature(nn.Module):
+def test_a_parameter_whose_entries_mix_before_it_meets_samples_goes_the_general_way() -> None:
+    class Direction(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
-            self.log_scale = nn.Parameter(torch.tensor(0.3))
+            self.direction = nn.Parameter(torch.tensor([0.3, -0.7]))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed(x).mean(1).tanh()) * self.log_scale.exp()
+            return self.head(self.embed(x).mean(1).tanh()) * self.direction.softmax(0)
 
     torch.manual_seed(0)
-    problem = opened(Temperature().double(), numbers())
+    problem = opened(Direction().double(), numbers())
     blocks = Blocks(problem)
     assert blocks.sums is not None
-    assert blocks.sums.fallback == ("log_scale",)
-    assert blocks.remainder.others.names == ["log_scale"]
+    assert blocks.sums.fallback == ("direction",)
+    assert blocks.remainder.others.names == ["direction"]
     trace = blocks.network_trace()
     truth = float(Dense(problem).hessian.trace())
     assert abs(trace.value - truth) <= 4.5 * trace.stderr + 1e-9 * abs(truth)

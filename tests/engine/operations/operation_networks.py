@@ -55,6 +55,26 @@ class DifferentiatesInside(nn.Module):
         return torch.stack([u[:, 0] + slope[:, 0, 0], u[:, 1] * slope[:, 1].sum(-1)], 1)
 
 
+class BentScales(nn.Module):
+    """Scales, decays and weights by their logarithms, as state spaces and contrastive models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.log_scale, self.log_decay = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.log_step, self.log_weight = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(4, 4))
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x)) * self.log_scale.exp()
+        decay = torch.exp(torch.sigmoid(x + self.log_step.exp()) * -torch.exp(self.log_decay))
+        state = torch.zeros_like(x[:, 0])
+        for position in range(x.shape[1]):
+            state = decay[:, position] * state + x[:, position]
+        state = F.linear(state * F.softplus(self.log_decay), self.log_weight.sigmoid())
+        return self.head(state) * self.temperature.exp()
+
+
 def written_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
 
@@ -92,6 +112,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "slope of softplus": lambda: DifferentiatesInside(lambda x: F.softplus(x, beta=2.0)),
     "slope of softplus, straight in part": lambda: DifferentiatesInside(lambda x: F.softplus(x, threshold=0.3)),
     "slope of gelu": lambda: DifferentiatesInside(F.gelu),
+    "logarithms": BentScales,
     "piecewise": lambda: Between(lambda x: x.relu() + F.hardtanh(x)),
 }
 

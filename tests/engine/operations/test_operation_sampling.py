@@ -90,6 +90,37 @@ def test_each_samples_trace_is_drawn_on_the_way(name: str) -> None:
     assert float(((found.value - own) / found.stderr).abs().max()) < 4.5
 
 
+def test_parameters_behind_curved_functions_go_by_operations_whatever_the_batches() -> None:
+    """Signs of theirs are every sample's own, and none is drawn for the function itself: its part is known."""
+    found = [
+        Blocks(opened(made("logarithms"), data(), batch_size=size), WANTS, seed=2).remainder.operations
+        for size in (2, 4, 8)
+    ]
+    for one in found:
+        one.more(6)
+        assert {"log_scale", "log_decay", "log_step", "log_weight", "temperature"} <= set(one.names)
+    traces = [float(one.form("entries").network.mean) for one in found]
+    assert traces == pytest.approx([traces[0]] * 3, rel=1e-10)
+
+
+def test_samples_traces_hold_what_curved_functions_of_parameters_add() -> None:
+    class Exponential(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logarithm = nn.Parameter(torch.tensor([0.3, -0.2, 0.5]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.logarithm.exp()).sum(1, keepdim=True).expand(-1, 2) * torch.tensor([1.0, -1.0])
+
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = sl.Problem(Exponential().double(), (x, torch.tensor([0, 1, 0, 0, 1])))
+    dense, traces = Dense(problem), sl.measure(problem, "hessian_trace", settings={"hessian_trace.samples": True})
+    own = torch.tensor([float(dense.sample_hessian(index).trace()) for index in range(5)])
+    # Nothing else is curved, and a square of a sign is 1.
+    torch.testing.assert_close(traces.per_sample["hessian_trace_estimate"], own.double())
+    assert traces["hessian_trace"].value == pytest.approx(float(dense.hessian.trace()))
+
+
 def test_draws_do_not_depend_on_the_batch_size() -> None:
     torch.manual_seed(1)
     problems = [opened(made("attention"), data(), batch_size=size) for size in (2, 8)]

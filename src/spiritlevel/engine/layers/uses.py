@@ -7,7 +7,7 @@ what it kept of its other factor, the sample's gradient follows.  Like every rul
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Use:
     node: Any
     place: int
     leaf: Any
+    bent: bool = False  # whether what came in was made by curved functions of every entry (an exponential) too
 
     @property
     def made(self) -> tuple[Any, int]:
@@ -66,6 +67,32 @@ class Uses:
         columns = next(len(delta) for delta in deltas if delta is not None)
         return summed(found, self.parameter.shape, columns)
 
+    @property
+    def bent(self) -> bool:
+        """Whether the parameter goes through a curved function before it meets samples."""
+        return any(use.bent for use in self.uses)
+
+    def bends(self, deltas: Sequence[Tensor | None]) -> Tensor:
+        """Return each sample's second derivative (B, *shape) through these functions, from the loss's own gradient.
+
+        Every entry of what is made is a function of one entry of the parameter: the matrix is diagonal, and its product
+        with ones is the diagonal.
+        """
+        found = self.parameter.new_zeros(self.samples, *self.parameter.shape)
+        for use, delta in zip(self.uses, deltas):
+            if use.bent and delta is not None:
+                found = found + self._bend(use, self._at_use(use, delta[None])[0])
+        return found
+
+    def _bend(self, use: Use, gradient: Tensor) -> Tensor:
+        edge = GradientEdge(*use.made)
+
+        def pull(one: Tensor) -> Tensor:
+            return vjp(edge, [self.parameter], one, create_graph=True)[0]
+
+        slopes = torch.func.vmap(pull)(gradient.reshape(self.samples, *nodes.shape_of(*use.made)))
+        return derivative_of_all(slopes, self.parameter)
+
     def tied_part(self, use: Use, gradient: Tensor, factors: Tensor) -> SampleGradients:
         """Return what a use gives for one gradient at its output, with each of some factors (K, …) for its own."""
         if nodes.name_of(use.node) not in operations.WEIGHTED_PRODUCTS:
@@ -91,18 +118,26 @@ class Uses:
             inputs = self._rows(factor[None], factor.shape[-1])[0]
             if self._is_transposed(use):
                 return OuterGradients(inputs[:, None], rows[:, :, None], self.parameter.shape)
-            return self._through(use, torch.einsum("bti,kbto->kbio", inputs, rows))
+        return self._through(use, self._at_use(use, delta))
+
+    def _at_use(self, use: Use, delta: Tensor) -> Tensor:
+        """Return gradients (K, B, …) of what was made of the parameter."""
+        name = nodes.name_of(use.node)
+        if name in operations.MATRIX_PRODUCTS and use.place == operations.MATRIX_PRODUCTS[name][1]:
+            factor = nodes.kept(use.node, "self" if name == nodes.MM else "mat1")
+            rows, inputs = self._rows(delta, delta.shape[-1]), self._rows(factor[None], factor.shape[-1])[0]
+            return torch.einsum("bti,kbto->kbio", inputs, rows)
         if name in operations.MATRIX_PRODUCTS:  # the bias of a product
-            return self._through(use, self._rows(delta, delta.shape[-1]).sum(2))
+            return self._rows(delta, delta.shape[-1]).sum(2)
         if name == operations.LAYER_NORM:
-            return self._through(use, self._summed(use, delta * self._standardised(use) if use.place == 1 else delta))
+            return self._summed(use, delta * self._standardised(use) if use.place == 1 else delta)
         if name == nodes.MULTIPLY:
             other = nodes.kept(use.node, "other" if use.place == 0 else "self")
             delta = delta * other
         elif name == nodes.SUBTRACT and use.place == 1:
             delta = -delta
         alpha = nodes.saved(use.node, "alpha") if name in (nodes.ADD, nodes.SUBTRACT) and use.place == 1 else None
-        return self._through(use, self._summed(use, delta if alpha in (None, 1) else delta * alpha))
+        return self._summed(use, delta if alpha in (None, 1) else delta * alpha)
 
     def _rows(self, delta: Tensor, width: int) -> Tensor:
         """Return rows (K, n, width), of whatever dimensions, by sample: (K, B, T, width)."""
@@ -142,20 +177,31 @@ class Uses:
         return DirectGradients(found.unflatten(0, gradient.shape[:2]))
 
 
+def derivative_of_all(values: Tensor, parameter: Tensor) -> Tensor:
+    """Return the derivative of values (B, *shape) along ones, entry by entry, by differentiating a pull-back."""
+    if not values.requires_grad:
+        return torch.zeros_like(values)
+    cotangent = torch.zeros_like(values).requires_grad_()
+    (pulled,) = torch.autograd.grad(values, parameter, cotangent, create_graph=True)
+    (found,) = torch.autograd.grad(pulled, cotangent, torch.ones_like(pulled))
+    return found.detach()
+
+
 def find_uses(leaf: Any, consumers: dict[Any, list[Any]], samples: int) -> list[Use] | None:
     """Return all uses of a leaf of the graph; None where one is not known."""
-    return None if leaf is None else _gathered(leaf, leaf, consumers, samples)
+    return None if leaf is None else _gathered(leaf, leaf, consumers, samples, bent=False)
 
 
-def _gathered(node: Any, leaf: Any, consumers: dict[Any, list[Any]], samples: int) -> list[Use] | None:
+def _gathered(node: Any, leaf: Any, consumers: dict[Any, list[Any]], samples: int, *, bent: bool) -> list[Use] | None:
     found: list[Use] = []
     for consumer in dict.fromkeys(consumers.get(node, [])):
         for place in _places(node, consumer):
             kind = _kind(consumer, place, samples)
             if kind == "use":
-                found.append(Use(consumer, place, leaf))
+                found.append(Use(consumer, place, leaf, bent))
             elif kind == "carrier":
-                further = _gathered(consumer, leaf, consumers, samples)
+                curved = bent or nodes.name_of(consumer) in operations.POINTWISE
+                further = _gathered(consumer, leaf, consumers, samples, bent=curved)
                 if further is None:
                     return None
                 found.extend(further)
@@ -165,7 +211,7 @@ def _gathered(node: Any, leaf: Any, consumers: dict[Any, list[Any]], samples: in
 
 
 def is_made_of_parameters(node: Any, made_before: Container[Any], samples: int) -> bool:
-    """Whether an operation makes something linear of nothing but what was made of parameters alone before."""
+    """Whether an operation makes something, entry by entry, of nothing but what was made of parameters alone before."""
     places = [place for place, (child, _) in enumerate(node.next_functions) if child is not None]
     return bool(places) and all(
         node.next_functions[place][0] in made_before and _kind(node, place, samples) == "carrier" for place in places
@@ -179,7 +225,7 @@ def _places(node: Any, consumer: Any) -> Iterator[int]:
 
 
 def _kind(node: Any, place: int, samples: int) -> str:
-    """Say whether an operation brings its input together with samples, or makes something linear of it alone."""
+    """Say whether an operation brings its input together with samples, or makes something of its entries alone."""
     name, shape = nodes.name_of(node), nodes.shape_of(node, 0)
     if name in operations.MATRIX_PRODUCTS:
         weighted = name in (nodes.MM, nodes.ADDMM) and place != operations.MATRIX_PRODUCTS[name][0]
@@ -200,4 +246,4 @@ def _kind(node: Any, place: int, samples: int) -> str:
         return "use" if place > 0 and any(counts) else ""
     if name == nodes.EXPAND:
         return "use" if any(counts) else "carrier"
-    return "carrier" if name in operations.CARRIERS else ""
+    return "carrier" if name in operations.CARRIERS | operations.POINTWISE else ""

@@ -58,7 +58,7 @@ class CurvedBatch:
     """The operations' second derivatives on one batch of outputs, weighted by a gradient at these (slope·outputs)."""
 
     def __init__(self, batch: Batch, outputs: Tensor, slope: Tensor, operations: Sequence[CurvedOperation]) -> None:
-        self.batch, self.operations = batch, operations
+        self.batch, self.slope, self.operations = batch, slope, operations
         self.dtype, self.device = outputs.dtype, outputs.device
         ends = [GradientEdge(operation.node, 0) for operation in operations]
         gradients = vjp(outputs, ends, slope, retain_graph=True) if ends else []
@@ -76,6 +76,8 @@ class CurvedBatch:
         found: dict[Edge, Tensor] = {}
         tied = []
         for operation, curvature, signs in zip(self.operations, self.curvatures, self._signs(seed, draws)):
+            if operation.of_parameters:
+                continue
             for edge, *sides in zip(operation.entries, *curvature.columns(signs)):
                 column = torch.stack(sides, 1).flatten(0, 1)
                 found[edge] = found[edge] + column if edge in found else column
@@ -91,7 +93,8 @@ class CurvedBatch:
         pulling the columns back.
         """
         count = self.batch.count
-        shapes = [curvature.sign_shapes() for curvature in self.curvatures]
+        both = zip(self.operations, self.curvatures)
+        shapes = [[] if operation.of_parameters else curvature.sign_shapes() for operation, curvature in both]
         every = [shape for parts in shapes for shape in parts]
         own = [shape.numel() // count for shape in every if _place_of_samples(shape, count) is not None]
         shared = [shape.numel() for shape in every if _place_of_samples(shape, count) is None]

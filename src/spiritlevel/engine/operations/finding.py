@@ -39,10 +39,15 @@ class CurvedOperation:
     parameters: int  # bits of the parameters that it is curved for
     curvature: Callable[[Tensor], LocalCurvature] = field(repr=False)
     tied: int | None = None
+    of_parameters: bool = (
+        False  # a function of a parameter alone: no column goes in at all, each sample's part is known
+    )
 
     @property
     def entries(self) -> tuple[Edge, ...]:
         """Where columns go in."""
+        if self.of_parameters:
+            return ()
         return self.inputs if self.tied is None else self.inputs[:-1]
 
 
@@ -285,7 +290,8 @@ class _Search:
     ) -> None:
         mask = self.masks[inputs[0][0]] if mask is None else mask
         if mask:
-            self.found.operations.append(CurvedOperation(node, inputs, mask, made))
+            alone = all(child in self.pure for child, _ in inputs)
+            self.found.operations.append(CurvedOperation(node, inputs, mask, made, of_parameters=alone))
 
     def _give_up(self, node: Any, name: str) -> None:
         self.found.missed |= self.masks[node]

@@ -20,6 +20,7 @@ from spiritlevel.engine.operations.drawing import CurvedBatch, columns_of, loss_
 from spiritlevel.engine.operations.finding import Edge, FoundOperations, find_operations
 from spiritlevel.engine.operators.memory import samples_that_fit
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
+from spiritlevel.engine.passes.bent_parameters import BentParameters, added
 from spiritlevel.engine.passes.chosen_samples import ChosenSamples
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
@@ -181,7 +182,8 @@ class OperationSampling:
                     break
                 found, _ = self._find(graph, agreeing, batch.count)
                 curved = CurvedBatch(batch, outputs, loss_gradient(problem, batch, outputs), found.operations)
-                sweep.add(batch, weights, self._portions(curved, recorder, draws), draws=draws)
+                bent = BentParameters(problem, curved, recorder, agreeing, outputs)
+                sweep.add(batch, weights, self._portions(curved, bent, recorder, draws), draws=draws)
         kept = [own for own in group.meet("layers of a batch", names) if own is not None]
         if kept:
             self._keep([name for name in self.rules if all(name in own for own in kept)])
@@ -198,7 +200,7 @@ class OperationSampling:
         for batch in source.batches(SAMPLING, draws):
             yield from batch.pieces(self._most or batch.count)
 
-    def _portions(self, curved: CurvedBatch, recorder: Recorder, draws: int) -> Iterator[Portion]:
+    def _portions(self, curved: CurvedBatch, bent: BentParameters, recorder: Recorder, draws: int) -> Iterator[Portion]:
         names = [name for name in self.rules if name in recorder.edges]
         from_deltas = recorder.gradients_from_deltas(names)
         count = curved.batch.count
@@ -206,14 +208,17 @@ class OperationSampling:
         for start in range(0, draws, width):
             folds = slice(start, min(start + width, draws))
             size = folds.stop - folds.start
-            columns = curved.columns(self.seed, range(self.draws + folds.start, self.draws + folds.stop))
+            drawn = range(self.draws + folds.start, self.draws + folds.stop)
+            columns, own_columns = curved.columns(self.seed, drawn), bent.columns(self.seed, drawn)
             tied = TiedColumns(self.problem, columns.tied, self.rules, count, size)
             own_signs = torch.tensor([1.0, -1.0]).to(self.problem.device, non_blocking=True)
             signs = own_signs.repeat(size)[:, None].expand(-1, count)
             for name, deltas in self._pulled_back(recorder, columns.entries, names, size).items():
                 some = next((delta for delta in deltas if delta is not None), None)
-                if some is None:
-                    continue  # nothing curved lies above this layer on this batch
+                if some is None:  # nothing curved lies above this layer on this batch
+                    alone = [full for full in parameters_of(self.problem, name) if full in own_columns]
+                    yield from ((folds, signs, full, slice(0, count), own_columns[full]) for full in alone)
+                    continue
                 filled: list[Any] = deltas
                 if name not in recorder.uses:
                     shapes = recorder.shapes_of_stops(name)
@@ -222,8 +227,9 @@ class OperationSampling:
                 for local, gradients in from_deltas[name](filled).items():
                     if local in parameters:
                         full = parameters[local]
-                        yield folds, signs, full, slice(0, count), tied.added(full, gradients)
-            del columns, tied  # before the next ones are made
+                        whole = added(own_columns, full, tied.added(full, gradients))
+                        yield folds, signs, full, slice(0, count), whole
+            del columns, own_columns, tied  # before the next ones are made
 
     def _pulled_back(
         self, recorder: Recorder, columns: Mapping[Edge, Tensor], names: list[str], draws: int

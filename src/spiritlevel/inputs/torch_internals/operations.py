@@ -100,9 +100,9 @@ EMBEDDING = "EmbeddingBackward0"
 # Linear operations that parameters go through before they meet samples.
 CARRIERS = frozenset(
     {
-        nodes.CLONE, nodes.MATRIX_TRANSPOSE, nodes.PERMUTE, nodes.RESHAPE_ALIAS, nodes.SELECT, nodes.SLICE,
-        nodes.SQUEEZE, nodes.SQUEEZE_ALONG, nodes.TRANSPOSE, nodes.UNSAFE_VIEW, nodes.UNSQUEEZE, nodes.VIEW,
-        "IndexBackward0", "IndexSelectBackward0", "RsubBackward0", "RsubBackward1", "SplitBackward0",
+        nodes.CLONE, nodes.MATRIX_TRANSPOSE, nodes.NEGATE, nodes.PERMUTE, nodes.RESHAPE_ALIAS, nodes.SELECT,
+        nodes.SLICE, nodes.SQUEEZE, nodes.SQUEEZE_ALONG, nodes.TRANSPOSE, nodes.UNSAFE_VIEW, nodes.UNSQUEEZE,
+        nodes.VIEW, "IndexBackward0", "IndexSelectBackward0", "RsubBackward0", "RsubBackward1", "SplitBackward0",
         "SplitWithSizesBackward0", "UnbindBackward0",
     }
 )  # fmt: skip
