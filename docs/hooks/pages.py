@@ -17,7 +17,7 @@ def on_config(config: Any) -> Any:
     """List every study's page in the navigation, under its own title."""
     results = {"The papers' claims": "results/claims.md"}
     for path in sorted((ROOT / "docs" / "results").glob("*.md")):
-        if path.name != "claims.md":
+        if path.name not in ("claims.md", "modern.md"):
             results[path.stem] = f"results/{path.name}"
     for entry in config.nav:
         if entry == {"Studies": []}:

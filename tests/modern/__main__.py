@@ -17,11 +17,9 @@ import torch
 
 from tests.modern.coverage import coverage
 from tests.modern.measured import Measured, measured
-from tests.modern.page import page_of
+from tests.modern.page import MEDIAN, MOST, page_of
 from tests.modern.verdict import COVERED, Verdict
 from tests.modern.zoo import NETWORKS
-
-MOST, MEDIAN = 150, 60  # gradient passes that the default group may take on a network, and in the median over them
 
 
 def main() -> int:
@@ -43,7 +41,7 @@ def main() -> int:
         records.append(record_of(found[-1]))
         if given.cover:
             covered = coverage(NETWORKS[name], given.cover, cache=given.cache).summary
-            records[-1]["coverage"] = covered
+            records[-1] |= {"coverage": covered, "coverage_seeds": given.cover}
             told = ", ".join(f"{what} {one['covered']:.0%} of {one['count']}" for what, one in covered.items())
             print(f"    covered over {given.cover} seeds: {told}", flush=True)
     print("\n".join(summary_of(found)))

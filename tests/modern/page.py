@@ -16,6 +16,8 @@ ESTIMATED = {
 }
 COVERED_OVER = {**ESTIMATED, LAYERS: LAYERS, TRACES: TRACES}
 
+MOST, MEDIAN = 150, 60  # gradient passes that the default group is to take on a network, and in the median over them
+
 HEAD = """# Networks as they are written today
 
 {count} small networks, each briefly trained, on {samples:,} samples in float64: every default value beside a dense
@@ -33,9 +35,11 @@ def page_of(records: list[dict[str, Any]]) -> str:
     costs = [statistics.median(record["passes"]) for record in ran]
     wrong = sum(not verdict["right"] for record in ran for of_seed in record["verdicts"] for verdict in of_seed)
     lines = [HEAD.format(count=len(records), samples=records[0]["samples"])]
+    above = [record["name"] for record, cost in zip(ran, costs) if cost > MOST]
     lines.append(
-        f"Cost: median {statistics.median(costs):.0f} gradient passes, at most {max(costs):.0f}. "
-        f"Values off by more than three errors: {wrong}. Networks refused: {len(records) - len(ran)}.\n"
+        f"Cost: median {statistics.median(costs):.0f} gradient passes (the aim: {MEDIAN}), at most {max(costs):.0f}; "
+        f"above {MOST}: {', '.join(above) or 'none'}. Values off by more than three errors: {wrong} of "
+        f"{_counted(ran)} that are sampled or bounds. Networks refused: {len(records) - len(ran)}.\n"
     )
     lines += _table(["network", "parameters", "passes", "λ₁", *ESTIMATED.values()], [_row(record) for record in ran])
     covered = [record for record in ran if record.get("coverage")]
@@ -43,7 +47,10 @@ def page_of(records: list[dict[str, Any]]) -> str:
         lines.append(
             f"\n## Coverage\n\nShares of errors within {COVERED} of those stated, over many seeds on few samples.\n"
         )
-        lines += _table(["network", *COVERED_OVER.values()], [_coverage_row(record) for record in covered])
+        lines += _table(
+            ["network", "seeds", *COVERED_OVER.values()],
+            [*(_coverage_row(record) for record in covered), _coverage_of_all(covered)],
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -71,6 +78,21 @@ def _value(verdict: dict[str, Any] | None) -> str:
     return f"{verdict['stderr'] / abs(verdict['value']):.1%}{bound}{spent}, z = {verdict['z']:+.1f}"
 
 
+def _counted(records: list[dict[str, Any]]) -> int:
+    return sum(verdict["z"] is not None for record in records for of_seed in record["verdicts"] for verdict in of_seed)
+
+
 def _coverage_row(record: dict[str, Any]) -> list[str]:
     found = record["coverage"]
-    return [record["name"], *(f"{found[name]['covered']:.0%}" if name in found else "–" for name in COVERED_OVER)]
+    shares = (f"{found[name]['covered']:.0%}" if name in found else "–" for name in COVERED_OVER)
+    return [record["name"], str(record["coverage_seeds"]), *shares]
+
+
+def _coverage_of_all(records: list[dict[str, Any]]) -> list[str]:
+    shares = []
+    for name in COVERED_OVER:
+        found = [record["coverage"][name] for record in records if name in record["coverage"]]
+        count = sum(one["count"] for one in found)
+        covered = sum(one["covered"] * one["count"] for one in found)
+        shares.append(f"{covered / count:.1%} of {count:,.0f}" if count else "–")
+    return ["all", "", *shares]

@@ -119,10 +119,11 @@ def test_the_traces_of_samples_are_right_on_average(name: str) -> None:
 
 def test_the_record_becomes_a_page() -> None:
     one = measured(NETWORKS["gaussian_nll"], SAMPLES, seeds=1)
-    record = record_of(one) | {"coverage": coverage(NETWORKS["gaussian_nll"], 3).summary}
+    record = record_of(one) | {"coverage": coverage(NETWORKS["gaussian_nll"], 3).summary, "coverage_seeds": 3}
     assert not one.wrong
     page = page_of([record])
     assert f"Cost: median {one.passes[0]:.0f} gradient passes" in page
     (row, covered) = [line for line in page.splitlines() if line.startswith("| gaussian_nll |")]
+    assert "| all |" in page
     assert "z = " in row
     assert "%" in covered
