@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import spiritlevel as sl
 from tests.networks import PIECEWISE_LINEAR, SMOOTH
@@ -74,6 +75,39 @@ def comparison_of(case: str, count: int, batch_size: int) -> Record:
     return sl.compare({"a": problem, "b": problem.on_network(NETWORKS[case].model(1))}).record()
 
 
+def in_training(case: str, count: int, batch_size: int) -> Record:
+    """Samples of a batch share its statistics, so that only whole batches can be shared out."""
+    problem = NETWORKS[case].problem(count=count, batch_size=batch_size, mode="train")
+    return sl.measure(problem).record()
+
+
+def of_batches(case: str, count: int, batch_size: int) -> Record:
+    """Batches of several sizes, of which nobody knows beforehand how many there are."""
+    inputs, labels = NETWORKS[case].data(count)
+    batches = [(inputs[:3], labels[:3]), (inputs[3:9], labels[3:9]), (inputs[9:], labels[9:])]
+    return sl.measure(sl.Problem(NETWORKS[case].model(), batches), "papers").record()
+
+
+def of_a_loader(case: str, count: int, batch_size: int) -> Record:
+    data = torch.utils.data.TensorDataset(*NETWORKS[case].data(count))
+    loader = torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True)
+    return sl.measure(sl.Problem(NETWORKS[case].model(), loader)).record()
+
+
+def by_a_deadline(case: str, count: int, batch_size: int) -> Record:
+    return sl.measure(made(case, count, batch_size), "papers", seconds=2.0, tolerance=1e-4).record()
+
+
+def of_wrong_data(case: str, count: int, batch_size: int) -> str:
+    inputs, labels = NETWORKS[case].data(count)
+    inputs[count - 2] = math.nan
+    try:
+        sl.measure(sl.Problem(NETWORKS[case].model(), (inputs, labels), batch_size=batch_size))
+    except sl.SpiritlevelError as error:
+        return str(error)
+    return "nothing was wrong"
+
+
 def several(questions: list[tuple[Any, ...]]) -> list[Record]:
     """Answer several questions in one set of processes."""
     return [function(*arguments) for function, *arguments in questions]
@@ -115,6 +149,26 @@ def test_all_questions(size: int, count: int, tmp_path: Path) -> None:
             (spectrum_of, case, count, 4, "batch_variance"),
         ]
     check(size, questions, tmp_path)
+
+
+@pytest.mark.slow
+def test_data_in_other_forms(tmp_path: Path) -> None:
+    check(
+        3, [(in_training, "batch_norm_1d", 22, 4), (of_batches, "gelu", 21, 0), (of_a_loader, "mlp", 21, 4)], tmp_path
+    )
+
+
+def test_what_is_wrong_in_one_part_of_the_data_is_said_alike_by_all(tmp_path: Path) -> None:
+    for found in on_ranks(2, of_wrong_data, tmp_path, "mlp", 11, 4):
+        assert found == of_wrong_data("mlp", 11, 4)
+        assert "first at sample 9" in found
+
+
+@pytest.mark.slow
+def test_a_deadline_is_the_same_for_all_ranks(tmp_path: Path) -> None:
+    first, *others = on_ranks(3, by_a_deadline, tmp_path, "gelu", 25, 4)
+    assert isinstance(first, dict), first
+    assert all(isinstance(found, dict) and not differences(found, first) for found in others)
 
 
 @pytest.mark.slow

@@ -246,7 +246,7 @@ def test_a_sweep_that_was_half_added_up_gives_no_number(monkeypatch: pytest.Monk
         if calls == 1:
             original(self, sweep, draws)
             return
-        self.network.add(torch.full((draws,), 1e6, dtype=torch.float64), 0.0)
+        self.network.add(torch.full((draws,), 1e6, dtype=torch.float64), 0.0, 1e6)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(OperationSampling, "_take", torn)
