@@ -60,7 +60,7 @@ def over_ranks(timeout: float | None = None) -> AbstractContextManager[None]:
     >>> problem = sl.Problem(sl.nets.build("digits_mlp", seed=0), sl.datasets.load("digits"), samples=100)
     >>> with sl.over_ranks():
     ...     report = sl.measure(problem, ["hessian_trace"])
-    >>> report.value("hessian_trace") > 0
+    >>> report["hessian_trace"].value > 0
     True
     >>> distributed.destroy_process_group()
     """
