@@ -41,15 +41,16 @@ def write_page(results: Iterable[dict[str, Any]], page: Path = PAGE, large: Path
     sections = [section(result) for result in results]
     if large.exists():
         sections.append(large_networks.section(json.loads(large.read_text(encoding="utf-8"))))
-    _replace(page, INTRODUCTION + "".join("\n" + part for part in sections))
+    replace_file(page, INTRODUCTION + "".join("\n" + part for part in sections))
 
 
 def write_results(result: dict[str, Any], file: Path) -> None:
     """Write the results of one machine."""
-    _replace(file, json.dumps(result, indent=1, allow_nan=True) + "\n")
+    replace_file(file, json.dumps(result, indent=1, allow_nan=True) + "\n")
 
 
-def _replace(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f"{file.name}.new")
     beside.write_text(text, encoding="utf-8")

@@ -89,8 +89,8 @@ def test_ranks_add_up_what_the_declarations_say() -> None:
     problem = sl.Problem(network("smooth"), data())
     alone, three = (sl.plan(problem, ["output_margin", "hessian_top_eigenvalue"], ranks=ranks) for ranks in (1, 3))
     size, samples = alone.parameters, alone.samples
-    # A survey and its margins, the gradient's two sums, and a survey and twenty products for the eigenvalue.
-    assert alone.reduced_bytes == 8 * (samples + 2 * size + samples + samples + 20 * size)
+    # The first sweep with four outputs, the gradient's two sums, the margins, and a sweep and twenty products.
+    assert alone.reduced_bytes == 8 * (12 * samples + 2 * size + samples + samples + 20 * size)
     assert "ranks" not in str(alone)
     assert "3 ranks share the passes and add up about" in str(three)
     with pytest.raises(sl.UsageError, match="ranks"):

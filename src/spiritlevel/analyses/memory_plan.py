@@ -139,15 +139,15 @@ def _basis(problem: OpenProblem, chosen: list[Measure], pairs: int) -> float:
     """Return how many vectors of all parameters' size the bases of searches and their images hold while they grow."""
     found = 0.0
     if any("eigen" in own.needs for own in chosen):
-        found = _while_growing(basis_limit(problem.size, pairs, pairs, problem.dtype.itemsize, problem.device))
+        found = basis_vectors(basis_limit(problem.size, pairs, pairs, problem.dtype.itemsize, problem.device))
     if any("layer_eigen" in own.needs for own in chosen):
         largest = max((problem.chosen_parameters[name].numel() for name in problem.weights.values()), default=0)
         limit = basis_limit(max(largest, 1), 1, 1, problem.dtype.itemsize, problem.device)
-        found = max(found, _while_growing(limit) * largest / problem.size)
+        found = max(found, basis_vectors(limit) * largest / problem.size)
     return found
 
 
-def _while_growing(limit: int) -> int:
+def basis_vectors(limit: int) -> int:
     """Return the vectors of a basis and of its images when the last of both grows, which takes a copy."""
     return 2 * limit + max(limit - GROWTH, 0)
 

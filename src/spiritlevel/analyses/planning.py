@@ -17,9 +17,10 @@ from spiritlevel.analyses.sampling_plan import plan_sampling
 from spiritlevel.engine.passes.curvature import COLUMN_LIMIT, gauss_newton_columns
 from spiritlevel.inputs.deadline import deadline_of
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
+from spiritlevel.inputs.process.ranks import ranks as present_ranks
 from spiritlevel.measures.costs import Extent
 from spiritlevel.measures.declaration import Measure
-from spiritlevel.measures.reductions import FLOAT64_BYTES, GRADIENT_SUMS, reduced_numbers, ring_bytes
+from spiritlevel.measures.reductions import FLOAT64_BYTES, reduced_numbers, reported_numbers, ring_bytes
 from spiritlevel.measures.registry import select
 from spiritlevel.results.cost import passes_in_words
 from spiritlevel.results.numerals import bytes_text
@@ -163,7 +164,7 @@ def plan(
     *,
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
-    ranks: int = 1,
+    ranks: int | None = None,
 ) -> Plan:
     """Estimate passes, seconds and memory of ``measure(problem, measures)``, before it is done.
 
@@ -177,7 +178,7 @@ def plan(
     seconds : float
         The time that `measure` would be given: it is the end of the range.
     ranks : int
-        How many processes share the data, each on a device of its own.
+        How many processes share the data, each on a device of its own; by default those that `over_ranks` joined.
 
     Returns
     -------
@@ -200,6 +201,7 @@ def plan(
     keskar_sharpness {'forward': 10.0, 'gradient': 30.0}
     """
     deadline_of(seconds)  # which refuses what is no time
+    ranks = present_ranks().size if ranks is None else ranks
     if ranks < 1:
         raise UsageError(f"ranks must be at least 1, not {ranks}")
     chosen = select(measures)
@@ -209,7 +211,8 @@ def plan(
     shared: set[str] = set()
     planned, sampled = [], False
     count, size = problem.survey.count, problem.size
-    reduced = count + GRADIENT_SUMS * float(size)  # by what every report shows
+    outputs = math.prod(problem.survey.output_shape)
+    reduced = float(reported_numbers(samples=count, outputs=outputs, parameters=size))
     wants = frozenset().union(*(own.wants for own in chosen)) if chosen else frozenset()
     for own in chosen:
         sweeps = _sweeps(own, values[own.name], problem, columns, shared)
