@@ -127,6 +127,17 @@ def _gpt2(size: Size, smoke: bool) -> tuple[nn.Module, str]:
     return Logits(GPT2LMHeadModel(GPT2Config(**small)), use_cache=False), "transformers GPT2LMHeadModel"
 
 
+def _gpt_1b(size: Size, smoke: bool) -> tuple[nn.Module, str]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_layer": 36, "n_embd": 1536, "n_head": 12}
+    if smoke:
+        shape = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": size.classes}
+    # Made where it will be: drawing a billion numbers on a processor takes longer than all the rest.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return Logits(GPT2LMHeadModel(GPT2Config(**shape)), use_cache=False), "transformers GPT2LMHeadModel"
+
+
 def _bert(size: Size, smoke: bool) -> tuple[nn.Module, str]:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -188,6 +199,8 @@ NETWORKS = {
     for network in (
         Network("gpt2", "GPT-2 124M", first_of("next token", _gpt2), "next token",
                 Size(128, 128, 50_257, 32, 300), 6e-4),
+        Network("gpt_1b", "a GPT of 1.1 billion", first_of("next token", _gpt_1b), "next token",
+                Size(32, 128, 50_257, 16, 200), 2e-4),
         Network("bert", "BERT-base, 2 classes", first_of("prose or code", _bert), "prose or code",
                 Size(256, 128, 2, 64, 300), 1e-4, enough=0.15),
         Network("vit", "ViT-S/16, 1,000 classes", first_of("images", _timm_vit, _hf_vit), "images", _IMAGES, 5e-4),

@@ -83,7 +83,7 @@ def top(found: Prepared, device: torch.device, seconds: float, known: Facts, kee
 
     with patch.object(HessianOperator, "matvec", timed):
         settings = {"measures": ["hessian_top_eigenvalue"], "tolerance": TOP_TOLERANCE}
-        report = _measured(found, device, known, keep, start, **settings)
+        report = _measured(found, device, known, keep, start, **settings, seconds=DEADLINE * seconds)
     if products:
         keep(
             seconds_before_first_product=products[0][0] - start[0],

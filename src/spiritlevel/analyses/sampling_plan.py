@@ -61,7 +61,7 @@ def plan_sampling(problem: OpenProblem, wants: frozenset[str]) -> SamplingPlan:
     if remainder is None:
         return SamplingPlan(most_draws=BUDGET / DRAW_COST if sketched else 0.0)
     draws = 0
-    if remainder.operations.rules:
+    if remainder.operations.members:
         draws = FIRST_DRAWS_OF_PARTS if remainder.operations.wants else FIRST_DRAWS
     others, probes = remainder.others, 0
     written_out = bool(others.names) and others.writes_out(FIRST_PROBES)

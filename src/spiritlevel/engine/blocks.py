@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from spiritlevel.engine.block_traces import BlockTraces
 from spiritlevel.engine.operators.derivative_check import path_of
 from spiritlevel.engine.passes.accumulating import CurvatureSums, ParameterSums, moments_over_data, stderr_over_data
 from spiritlevel.engine.passes.curvature import SKETCH_DRAWS, curvature_sweep, fisher_columns, sketch_more
@@ -20,6 +21,7 @@ from spiritlevel.engine.passes.sampled_form import Sampled, SampledForm
 from spiritlevel.engine.remainder import DRAW_COST, GROWTH, IGNORED, Remainder
 from spiritlevel.engine.sum_errors import part_errors, sum_error
 from spiritlevel.engine.tensor_estimate import TensorEstimate
+from spiritlevel.engine.trace_probes import TraceProbes
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.inputs.weight_matrices import matrix_shape
 from spiritlevel.values.errors import UsageError
@@ -27,6 +29,7 @@ from spiritlevel.values.estimate import NEGLIGIBLE, Estimate, How, Result, Statu
 
 TOLERANCE = 0.05
 BUDGET = 68.0  # gradients' worth of sampling
+Asked = Kind | Literal["traces"]  # kinds of forms, and sums over entries alone
 OTHER_SIDE = "other_side"  # of a bound, among its details: a value that errs the other way on average
 SAMPLE_PROBES = 32
 FEWEST_SAMPLE_PROBES = 4  # where each sample's trace is wanted beside other values
@@ -66,8 +69,9 @@ class Blocks:
             for full in layer.parameters.values()
         ]
         self.sketching = 0.0  # gradients' worth of sketches beyond the first sweep's
-        self.asked: set[Kind] = set()  # kinds of forms that were asked for since somebody last looked
+        self.asked: set[Asked] = set()  # what was asked for since somebody last looked
         self._remainder: Remainder | None = None  # until it is first asked for
+        self.traces = BlockTraces(self, TraceProbes(problem, seed, self._scores()))
         self._of_samples: dict[int, Sampled] = {}  # remainders of their traces by probes of parameters
 
     # --- pieces --------------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class Blocks:
         survey = self.problem.survey
         return self.sums.sample_traces.abs() * survey.losses.abs() * survey.weights
 
-    def _form(self, kind: Kind) -> SampledForm | None:
+    def form(self, kind: Kind, asked: Asked | None = None) -> SampledForm | None:
         """Return the sampled remainder of a kind of form, sampling it on first use; None where nothing needs it."""
         names = self.sampled_names
         if kind != "entries":
@@ -114,7 +118,7 @@ class Blocks:
             names = [name for name in names if name in weights]
         if not names:
             return None
-        self.asked.add(kind)
+        self.asked.add(asked or kind)
         return self.remainder.form(kind)
 
     def improve(self, estimate: Estimate) -> bool:
@@ -131,9 +135,12 @@ class Blocks:
         if error <= max(allowed, NEGLIGIBLE):
             return False
         ratio = (error / allowed) ** 2 if allowed > 0 else math.inf
+        if "traces" in asked and self.traces.improve(ratio):
+            return True
+        kinds: set[Kind] = {"entries" if one == "traces" else one for one in asked}
         share = self._share_of_sketch()
         sketched = share > IGNORED and self._sketch_more(ratio)
-        sampled = share < 1 - IGNORED and bool(asked) and self.remainder.improve(ratio, asked)
+        sampled = share < 1 - IGNORED and bool(kinds) and self.remainder.improve(ratio, kinds)
         return sketched or sampled
 
     def _share_of_sketch(self) -> float:
@@ -234,23 +241,13 @@ class Blocks:
 
     def network_trace(self) -> Estimate:
         """Return the trace of the Hessian over all chosen parameters."""
-        form = self._form("entries")
-        folds = self._fold_total(list(self.problem.parameters), "trace")
-        value, stderr = float(folds.mean()), self.sketch_error(self.problem.parameters)
-        if form is not None:
-            value += float(form.network.mean)
-            stderr = (stderr**2 + float(form.network.stderr) ** 2) ** 0.5
-        how, verified, status, reason = self._labels(self.problem.parameters, "entries")
-        return Estimate(
-            value=value,
-            stderr=self._error(how, value, stderr),
-            stderr_data=self._data_error() if verified else None,
-            how=how,
-            verified=verified,
-            status=status,
-            reason=reason,
+        found = self._sum_of_traces(self.problem.parameters)
+        draws = self.traces.probes.form or (self.form("entries", "traces") if self.sampled_names else None)
+        return replace(
+            found,
+            stderr_data=self._data_error() if found.verified else None,
             samples=self.problem.survey.count,
-            details={"probes": form.probes} if form is not None else {},
+            details={"probes": draws.probes} if draws is not None else {},
         )
 
     def _data_error(self) -> float | None:
@@ -258,11 +255,6 @@ class Blocks:
         weights = self.problem.survey.weights
         spread = stderr_over_data(moments_over_data(self.sums.sample_traces, weights), weights)
         return None if spread is None or not math.isfinite(float(spread)) else float(spread)
-
-    def _fold_total(self, names: list[str], field: str) -> Tensor:
-        if self.sums is None:
-            return torch.zeros(1, dtype=torch.float64)
-        return torch.stack([getattr(self.sums.parameters[name], field).cpu() for name in names]).sum(0)
 
     def sketch_error(self, names: Iterable[str] | Mapping[str, float], kind: Kind = "entries") -> float:
         """Return the error of a sum over parameters, with factors or without, by its sketch and coarse arithmetic."""
@@ -275,7 +267,9 @@ class Blocks:
         Weights share their draws: added up, their own errors would be several times as large.
         """
         own = {self.problem.weights[layer]: factor for layer, factor in factors.items()}
-        form = self._form(kind) if any(full in self.sampled_names for full in own) else None
+        if kind == "entries":
+            return self._error(self._labels(list(own), kind)[0], value, self.traces.sum(own)[1])
+        form = self.form(kind) if any(full in self.sampled_names for full in own) else None
         drawn = 0.0 if form is None else form.joint.variance(own)
         error = math.sqrt(self.sketch_error(own, kind) ** 2 + drawn)
         return self._error(self._labels(list(own), kind)[0], value, error)
@@ -284,36 +278,28 @@ class Blocks:
         """Return the trace of the Gauss–Newton matrix."""
         if self.sums is None:
             raise UsageError("samples of a batch influence each other here, so there is no Gauss–Newton pass")
-        folds = self._fold_total(list(self.problem.parameters), "trace")
         exact = self.sums.exact
         how: How = "exact" if exact else "estimated"
-        value = float(folds.mean())
+        value = self.traces.gauss_newton(dict.fromkeys(self.problem.parameters, 1.0))
         error = self._error(how, value, self.sketch_error(self.problem.parameters))
         over_data = self._data_error() if exact else None
         return Estimate(value, error, over_data, how=how, samples=self.problem.survey.count)
 
     def layer_trace(self, layer: str) -> Estimate:
         """Return the trace of one layer's block, all of its parameters together."""
-        found = self._trace_of(list(self.problem.layers[layer].parameters.values()), layer)
+        found = self._sum_of_traces(list(self.problem.layers[layer].parameters.values()))
         exact = self.sums is not None and found.how == "exact"
         return replace(found, stderr_data=self.sums.layer_stderr[layer]) if self.sums and exact else found
 
     def weight_trace(self, layer: str) -> Estimate:
         """Return the trace of the block of one weight matrix, by its name in ``problem.weights``."""
-        full = self.problem.weights[layer]
-        return self._trace_of([full], self._layer_of(full))
+        return self._sum_of_traces([self.problem.weights[layer]])
 
-    def _trace_of(self, names: list[str], layer: str) -> Estimate:
-        form = self._form("entries") if any(name in self.sampled_names for name in names) else None
-        folds = self._fold_total(names, "trace")
-        value, variance = float(folds.mean()), self.sketch_error(names) ** 2
-        if form is not None:
-            # A layer has its own error: its parameters share their probes, so theirs do not add up.
-            running = form.layers[layer] if len(names) > 1 else form.sums[names[0]]
-            value += float(running.mean)
-            variance += float(running.stderr) ** 2
+    def _sum_of_traces(self, names: list[str]) -> Estimate:
+        """Return the trace over some parameters, whose draws are shared, so that their errors do not add up."""
+        value, error = self.traces.sum(dict.fromkeys(names, 1.0))
         how, verified, status, reason = self._labels(names, "entries")
-        error = self._error(how, value, variance**0.5)
+        error = self._error(how, value, error)
         return Estimate(value, error, None, how=how, verified=verified, status=status, reason=reason)
 
     def whole(self, layer: str) -> Estimate:
@@ -355,7 +341,7 @@ class Blocks:
 
     def _parts(self, full: str, kind: Kind) -> TensorEstimate:
         base = self._base(full, kind)
-        form = self._form(kind) if full in self.sampled_names else None
+        form = self.form(kind) if full in self.sampled_names else None
         how, verified, status, reason = self._labels([full], kind)
         value = base.mean(0)
         stderr, halves = part_errors(self.sums, full, kind, base)

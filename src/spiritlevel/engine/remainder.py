@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from spiritlevel.engine.passes.operation_sampling import OperationSampling
 from spiritlevel.engine.passes.remainder import Kind, ParameterSampling
 from spiritlevel.engine.passes.sampled_form import Added, Independent, Sampled, SampledForm
 from spiritlevel.engine.passes.strata import StratifiedSampling
@@ -44,7 +45,7 @@ class Remainder:
         self.problem, self.budget, self.spent = problem, budget, 0.0
         self.first_looks = 0.0  # of it, spent before anybody looked at errors
         self.names, self.wants, self.seed = names, wants, seed
-        self.operations = StratifiedSampling(problem, rules, wants, seed, scores)
+        self.operations = StratifiedSampling(problem, OperationSampling(problem, rules, wants, seed), scores)
         self.others = self._by_probes()
 
     def _by_probes(self) -> ParameterSampling:
@@ -61,7 +62,7 @@ class Remainder:
     def form(self, kind: Kind) -> SampledForm | None:
         """Return what is known of a kind of form, at first from a few draws; None where nothing has such a form."""
         found = []
-        if self.operations.rules:
+        if self.operations.members:
             if not self.operations.least_draws:
                 before = self.spent
                 parts = self.operations.wants and self.problem.deadline is None  # else other measures wait
@@ -83,14 +84,14 @@ class Remainder:
 
     def samples(self, draws: int) -> Sampled | None:
         """Return each sample's own trace over the layers that go by operations, from at least so many draws."""
-        if not self.operations.rules:
+        if not self.operations.members:
             return None
         self.draw_at_least(draws)
         return self.operations.samples
 
     def draw_at_least(self, draws: int) -> None:
         """See to it that every sample has so many draws."""
-        if self.operations.rules and self.operations.least_draws < draws:
+        if self.operations.members and self.operations.least_draws < draws:
             self._draw(max(draws - self.operations.least_draws, 2))
 
     @property
@@ -109,7 +110,7 @@ class Remainder:
             self.others = self._by_probes()
         return drawn > 0
 
-    def _room(self) -> float:
+    def room(self) -> float:
         """Return what may still be spent; first looks leave half of the budget for what turns out to need it."""
         return self.budget - self.spent + max(0.0, self.first_looks - self.budget / 2)
 
@@ -122,7 +123,7 @@ class Remainder:
 
     def improve(self, ratio: float, kinds: Collection[Kind]) -> bool:
         """Sample so much more that variances fall by ``ratio``, or as much of it as may be spent; False for nothing."""
-        room = self._room()
+        room = self.room()
         growth = min(ratio * 1.1, GROWTH) - 1
         drawn = False
         shares = {kind: self._share_of_others(kind) for kind in kinds}
@@ -137,7 +138,7 @@ class Remainder:
                 self.spent += PROBE_COST * (self._probes - before)
                 drawn = drawn or self._probes > before
         if self.operations.least_draws and any(share < 1 - IGNORED for share in shares.values()):
-            counts = self.operations.further(1 + growth, self._room() / DRAW_COST)
+            counts = self.operations.further(1 + growth, self.room() / DRAW_COST)
             drawn = (any(counts) and self._add(counts)) or drawn
         return drawn
 

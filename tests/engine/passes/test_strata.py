@@ -112,7 +112,7 @@ def test_a_stratum_of_another_kind_costs_its_layers_everywhere() -> None:
     found.more(4)
     assert "first.weight" in found.names
     found.strata[1].rules.pop("first")
-    found.strata[1]._forget()
+    found.strata[1].forget()
     found.more(4)
     assert "first.weight" not in found.names
     assert all("first" not in stratum.rules and stratum.draws for stratum in found.strata)

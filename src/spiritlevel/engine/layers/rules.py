@@ -81,6 +81,18 @@ def _embedding(module: nn.Embedding, inputs: list[Tensor]) -> FromDeltas:
     return gradients
 
 
+# Normalisations, γ·x̂ + β, and what gives their x̂.
+STANDARDISED: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.BatchNorm1d: lambda m, a: F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps),
+    nn.BatchNorm2d: lambda m, a: F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps),
+    nn.BatchNorm3d: lambda m, a: F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps),
+    nn.LayerNorm: lambda m, a: F.layer_norm(a, m.normalized_shape, eps=m.eps),
+    nn.RMSNorm: lambda m, a: F.rms_norm(a, m.normalized_shape, eps=m.eps),
+    nn.GroupNorm: lambda m, a: F.group_norm(a, m.num_groups, eps=m.eps),
+}
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)  # of these, whose weights sit on the last dimensions
+
+
 def _affine(standardise: Callable[[Any, Tensor], Tensor]) -> LayerRule:
     """Return the rule of a normalisation's γ·x̂ + β, where ``standardise`` gives x̂."""
 
@@ -103,7 +115,7 @@ def _affine(standardise: Callable[[Any, Tensor], Tensor]) -> LayerRule:
 
 def _to_channels(module: Any, values: Tensor) -> Tensor:
     """Sum (K, B, ...) over positions: LayerNorm's weights sit on the last dimensions, the others' on the channels."""
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+    if isinstance(module, CHANNELS_LAST):
         return values.reshape(*values.shape[:2], -1, *module.weight.shape).sum(2)
     return values.reshape(*values.shape[:3], -1).sum(3)
 
@@ -122,8 +134,6 @@ def _prelu(module: nn.PReLU, inputs: list[Tensor]) -> FromDeltas:
     return gradients
 
 
-_batch_norm = _affine(lambda m, a: F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps))
-
 _RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
@@ -133,13 +143,8 @@ _RULES: dict[type[nn.Module], LayerRule] = {
     nn.ConvTranspose2d: _transposed_convolution,
     nn.ConvTranspose3d: _transposed_convolution,
     nn.Embedding: _embedding,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.BatchNorm3d: _batch_norm,
-    nn.LayerNorm: _affine(lambda m, a: F.layer_norm(a, m.normalized_shape, eps=m.eps)),
-    nn.RMSNorm: _affine(lambda m, a: F.rms_norm(a, m.normalized_shape, eps=m.eps)),
-    nn.GroupNorm: _affine(lambda m, a: F.group_norm(a, m.num_groups, eps=m.eps)),
     nn.PReLU: _prelu,
+    **{kind: _affine(standardise) for kind, standardise in STANDARDISED.items()},
 }
 
 

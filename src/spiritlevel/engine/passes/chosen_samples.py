@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -60,6 +63,33 @@ class ChosenSamples:
                     yield from _together(waiting)
                     waiting = []
         yield from _together(waiting)
+
+
+class DrawsInPart(ABC):
+    """What can be drawn of all samples, or of some alone."""
+
+    chosen: ChosenSamples | None
+    spent: dict[str, float]  # sweeps of all samples by kind, which are known to nobody else yet
+
+    def begin_whole(self) -> None:
+        """Begin with all samples."""
+        self.chosen, self.spent = None, {}
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give up all draws."""
+
+    def of_samples(self, chosen: ChosenSamples) -> Self:
+        """Return the same for some samples alone; what was found out of the layers is known to all."""
+        found = copy.copy(self)
+        found.chosen, found.spent = chosen, {}
+        found.forget()
+        return found
+
+    @property
+    def share(self) -> float:
+        """Of all samples, those that are drawn."""
+        return 1 if self.chosen is None else self.chosen.share
 
 
 def _together(waiting: list[tuple[Content, Tensor]]) -> Iterator[Batch]:

@@ -7,7 +7,6 @@ flatness and each sample's trace.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from spiritlevel.engine.operations.finding import Edge, FoundOperations, find_op
 from spiritlevel.engine.operators.memory import samples_that_fit
 from spiritlevel.engine.passes.accumulating import Accumulators, Portion
 from spiritlevel.engine.passes.bent_parameters import BentParameters, added
-from spiritlevel.engine.passes.chosen_samples import ChosenSamples
+from spiritlevel.engine.passes.chosen_samples import DrawsInPart
 from spiritlevel.engine.passes.graph import Graph, look_at
 from spiritlevel.engine.passes.recording import Recorder, parameters_of, uses_among
 from spiritlevel.engine.passes.remainder import by_layer
@@ -45,44 +44,34 @@ SAMPLING = "sampling the remainder"  # what a sweep of draws is called
 FORMS = {"trace": "entries", "rows": "rows", "columns": "columns", "whole": "whole", "transposed": "transposed"}
 
 
-class OperationSampling:
+class OperationSampling(DrawsInPart):
     """Draws of the remainder over the layers whose operations are known, as many as were asked for so far."""
+
+    what = SAMPLING
 
     def __init__(self, problem: OpenProblem, rules: Mapping[str, bool], wants: frozenset[str], seed: int) -> None:
         self.problem, self.seed = problem, seed
+        self.keeps_entries = "diagonal" in wants
         self.wants = (wants | ({"rows"} if "whole" in wants else set())) & {"diagonal", "rows", "columns", "transposed"}
         self.rules = dict(rules)  # layers and parameters' uses, and whether their samples come second
         self._agreed: dict[int, list[str]] = {}  # by the signature of a graph
         self._mapped = True  # until an operation shows that columns cannot be mapped over
         self._room = Rules(problem).room_on_gpu
-        self.chosen: ChosenSamples | None = None
-        self.spent: dict[str, float] = {}  # sweeps of all samples by kind, which are known to nobody else yet
+        self.begin_whole()
         self._most: int | None = None  # samples that are drawn for at once; None for whole batches
-        self._forget()
+        self.forget()
         if rules:
             self._keep(self._accounted_for())
-
-    def of_samples(self, chosen: ChosenSamples) -> OperationSampling:
-        """Return the same for some samples alone; what was found out of the layers is known to all."""
-        found = copy.copy(self)
-        found.chosen, found.spent = chosen, {}
-        found._forget()
-        return found
-
-    @property
-    def share(self) -> float:
-        """Of all samples, those that are drawn."""
-        return 1 if self.chosen is None else self.chosen.share
 
     def restrict(self, names: list[str]) -> bool:
         """Keep some layers only; True where that cost draws."""
         if list(self.rules) == names:
             return False
         self._keep(names)
-        self._forget()
+        self.forget()
         return True
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self.draws = 0
         self.sums: dict[tuple[str, str], Pooled] = {}
         self.parts: dict[tuple[str, str], Running] = {}
@@ -91,6 +80,11 @@ class OperationSampling:
         self.samples = Running()  # each sample's own trace
         self.spread: SampleSpread | None = None  # of one draw
         self.freedom = 0  # degrees of, with which that was found
+
+    @property
+    def members(self) -> list[str]:
+        """The layers and parameters' uses that are sampled so."""
+        return list(self.rules)
 
     @property
     def names(self) -> list[str]:
@@ -164,7 +158,7 @@ class OperationSampling:
     def more(self, draws: int) -> None:
         """Add so many draws of every sample, in one sweep; a batch of another kind may cost layers, and all draws."""
         while self.rules and not self._swept(draws):
-            self._forget()
+            self.forget()
 
     def _swept(self, draws: int) -> bool:
         problem = self.problem

@@ -9,14 +9,13 @@ Which samples stand together says nothing of the signs they will get: every stra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from spiritlevel.engine.passes.chosen_samples import ChosenSamples
-from spiritlevel.engine.passes.operation_sampling import SAMPLING, OperationSampling
-from spiritlevel.engine.passes.sampled_form import Added, Gathered, Independent, Sampled, SampledForm
+from spiritlevel.engine.passes.sampled_form import Added, Gathered, Independent, Pooled, Running, Sampled, SampledForm
 from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.open_problem import OpenProblem
 
@@ -30,35 +29,65 @@ MOST_TOGETHER = 64
 TOGETHER_ENTRIES = 4_000_000  # of the parameters in the draws of one sweep, where more than those eight share it
 
 
-class StratifiedSampling:
-    """Draws of the remainder over the layers whose operations are known, as many as were asked for in each stratum."""
+class Draws(Protocol):
+    """Draws of some samples or of all, as many as were asked for so far."""
 
-    def __init__(
-        self,
-        problem: OpenProblem,
-        rules: Mapping[str, bool],
-        wants: frozenset[str],
-        seed: int,
-        scores: Tensor | None = None,
-    ) -> None:
-        whole = OperationSampling(problem, rules, wants, seed)
+    problem: OpenProblem
+    what: str  # a sweep of draws is called
+    wants: frozenset[str]  # forms that are kept entry by entry
+    keeps_entries: bool  # of every draw of a sweep, until the sweep is over
+    chosen: ChosenSamples | None
+    spent: dict[str, float]  # sweeps of all samples by kind, which are known to nobody else yet
+    draws: int
+    network: Pooled
+    samples: Running  # each sample's own trace
+
+    @property
+    def share(self) -> float:
+        """Of all samples, those that are drawn."""
+
+    @property
+    def members(self) -> list[str]:
+        """What is drawn, by the names of layers, of parameters' uses or of parameters."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters of these."""
+
+    def of_samples(self, chosen: ChosenSamples) -> Draws:
+        """Return the same for some samples alone."""
+
+    def restrict(self, names: list[str]) -> bool:
+        """Keep some members only; True where that cost draws."""
+
+    def more(self, draws: int) -> None:
+        """Add draws of every sample."""
+
+    def form(self, kind: str) -> SampledForm:
+        """Return one kind of form of all that was drawn."""
+
+
+class StratifiedSampling:
+    """Draws in each stratum, as many as were asked for: of what ``whole`` would draw of all samples alike."""
+
+    def __init__(self, problem: OpenProblem, whole: Draws, scores: Tensor | None = None) -> None:
         self.problem, self.wants = problem, whole.wants
-        self.strata = [whole]
+        self.strata: list[Draws] = [whole]
         self._spent: dict[str, float] = {}  # parts of sweeps that are not yet counted
         size = sum(problem.chosen_parameters[full].numel() for full in whole.names)
-        if rules and scores is not None and (not self.wants or size * len(ENDS) <= MOST_ENTRIES):
+        if whole.members and scores is not None and (not self.wants or size * len(ENDS) <= MOST_ENTRIES):
             places = divided(scores)
             if len(places) > 1:
                 self.strata = [whole.of_samples(ChosenSamples(problem, own)) for own in places]
 
     @property
-    def rules(self) -> dict[str, bool]:
-        """Layers and parameters' uses, and whether their samples come second."""
-        return self.strata[0].rules
+    def members(self) -> list[str]:
+        """The layers, parameters' uses or parameters that are sampled so."""
+        return self.strata[0].members
 
     @property
     def names(self) -> list[str]:
-        """The parameters of the layers that are sampled so."""
+        """The parameters that are sampled so."""
         return self.strata[0].names
 
     @property
@@ -83,7 +112,7 @@ class StratifiedSampling:
         try:
             done = sum(stratum.share * self._sweeps(stratum, count) for stratum, count in zip(self.strata, draws))
             while True:
-                common = [name for name in self.rules if all(name in stratum.rules for stratum in self.strata)]
+                common = [one for one in self.members if all(one in stratum.members for stratum in self.strata)]
                 behind = [stratum for stratum in self.strata if stratum.restrict(common) or not stratum.draws]
                 if not behind or not common:
                     return done
@@ -93,23 +122,24 @@ class StratifiedSampling:
 
     def _count(self) -> None:
         """Count whole sweeps as spent."""
-        for kind in ("forward", "column"):
+        for kind in {kind: None for one in self.strata for kind in one.spent}:
             self._spent[kind] = self._spent.get(kind, 0.0) + sum(one.spent.pop(kind, 0.0) for one in self.strata)
             whole = math.floor(self._spent[kind] + 1e-6)
             self.problem.spent[kind] += whole
             self._spent[kind] -= whole
 
-    def _sweeps(self, stratum: OperationSampling, draws: int) -> int:
+    def _sweeps(self, stratum: Draws, draws: int) -> int:
         """Add draws to one stratum; return how many there was time for."""
         size = sum(self.problem.chosen_parameters[full].numel() for full in stratum.names)
-        more = min(TOGETHER / stratum.share, MOST_TOGETHER, TOGETHER_ENTRIES / max(size, 1))
         # What was begun can be finished sooner where time is short.
-        together = max(TOGETHER, int(more)) if self.problem.deadline is None else TOGETHER // 2
+        least = TOGETHER if self.problem.deadline is None else TOGETHER // 2
+        entries = TOGETHER_ENTRIES / max(size, 1) if stratum.keeps_entries else MOST_TOGETHER
+        together = max(least, int(min(least / stratum.share, MOST_TOGETHER, entries)))
         left = draws
         while left > 0:
             # No sweep of a single draw: it would say nothing of its error.
             count = left if left <= together else min(together, left - 2) if left - together == 1 else together
-            count = int(max(2, min(count, self.problem.fitting(SAMPLING) / stratum.share)))
+            count = int(max(2, min(count, self.problem.fitting(stratum.what) / stratum.share)))
             try:
                 stratum.more(count)
             except TimeSpent:
