@@ -78,3 +78,16 @@ def test_with_room_for_few_vectors_it_restarts_and_ends_at_the_same_pairs(
     assert ((narrow.values - wide.values).abs() <= narrow.residuals + wide.residuals).all()
     exact = diagonal.double().sort(descending=True).values[:k]
     assert ((narrow.values - exact).abs() <= narrow.residuals).all()
+
+
+def test_a_large_direction_is_drawn_as_signs_and_orthogonal_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    basis = torch.linalg.qr(torch.randn(200, 3, dtype=torch.float64))[0].T
+    normal = fresh_direction(basis, seeded_generator(0, 1))
+    monkeypatch.setattr("spiritlevel.engine.estimators.lanczos.AT_ONCE", 100)
+    signs = [fresh_direction(basis, seeded_generator(0, number)) for number in (1, 1, 2)]
+    assert torch.equal(signs[0], signs[1])
+    assert not torch.allclose(signs[0], signs[2])
+    assert not torch.allclose(signs[0], normal)
+    for direction in signs:
+        assert float(direction.norm()) == pytest.approx(1.0)
+        assert float((basis @ direction).abs().max()) < 1e-12

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.engine.estimators.probes import seeded_generator
+from spiritlevel.engine.estimators.probes import random_signs, seeded_generator
 from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.process.precision import full_float32
 from spiritlevel.values.errors import SpiritlevelError, UsageError
@@ -258,13 +258,22 @@ def orthogonalised(vector: Tensor, basis: Tensor) -> Tensor:
 def fresh_direction(basis: Tensor, generator: torch.Generator) -> Tensor:
     """Return a random unit vector orthogonal to the rows of ``basis``, which must not span the space."""
     while True:
-        draw = torch.randn(basis.shape[1], generator=generator, dtype=torch.float64).to(basis.dtype).to(basis.device)
+        draw = _drawn(basis, generator)
         before = length(draw)
         draw = orthogonalised(draw, basis)
         after = length(draw)
         if after > 100 * torch.finfo(basis.dtype).eps * before:
             draw = orthogonalised(draw / after, basis)
             return draw / length(draw)
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random vector of rows' length: normal numbers, or signs where drawing these would take long."""
+    size = like.shape[1]
+    if size <= AT_ONCE:
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(like.dtype).to(like.device)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return random_signs(size, 1, seed=seed, dtype=like.dtype, device=like.device)[:, 0]
 
 
 def wide(tensor: Tensor) -> Tensor:
