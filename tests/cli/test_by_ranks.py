@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import spiritlevel as sl
+from spiritlevel.cli import by_ranks
+
 CODE = '''
 import os, signal, torch
 from torch import nn
@@ -132,3 +135,12 @@ def test_a_state_is_refused_where_time_would_decide(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=200)
     assert process.returncode == 2
     assert "--state and --seconds do not go together" in said
+
+
+def test_ranks_that_never_come_are_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_ranks, "STARTING", 0.5)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("SPIRITLEVEL_RENDEZVOUS", f"file://{tmp_path}/store")
+    with pytest.raises(sl.SpiritlevelError, match="the 2 ranks that WORLD_SIZE speaks of did not come together"):
+        by_ranks.by_ranks(lambda **options: 0)(timeout=0.5)

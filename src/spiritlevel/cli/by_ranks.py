@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.cli.sharing import Command
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from spiritlevel.inputs.process.meeting import Meeting
 
 RENDEZVOUS = "SPIRITLEVEL_RENDEZVOUS"  # where the ranks find each other, if not as torchrun tells them
+# Seconds that ranks have at least to find each other: some machines start later than others.
+STARTING = 300.0
 
 
 class _Group:
@@ -59,11 +62,25 @@ def _joined(timeout: float | None) -> Iterator[None]:
     seconds = seconds_of(timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+    starting = max(seconds, STARTING)
     where, own = (
         os.environ.get(RENDEZVOUS) or "env://",
         {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")},
     )
-    distributed.init_process_group("gloo", init_method=where, rank=own["RANK"], world_size=own["WORLD_SIZE"])
+    try:
+        distributed.init_process_group(
+            "gloo",
+            init_method=where,
+            rank=own["RANK"],
+            world_size=own["WORLD_SIZE"],
+            timeout=timedelta(seconds=starting),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise SpiritlevelError(
+            f"the {own['WORLD_SIZE']} ranks that WORLD_SIZE speaks of did not come together within {starting:g} s "
+            f"({str(error).splitlines()[0][:160]}); start the command by torchrun, or take RANK and WORLD_SIZE out of "
+            "its environment where one process is to measure"
+        ) from error
     group = joined(seconds)
     _GROUP.meeting = group.meeting
     try:
