@@ -23,9 +23,10 @@ HEAD = """# Networks as they are written today
 {count} small networks, each briefly trained, on {samples:,} samples in float64: every default value beside a dense
 Hessian by differentiating twice. A gradient pass is the median CPU time of one forward and backward pass over the same
 samples, in the batches that the measurement takes, on one thread; the cost is the default group's CPU time over it,
-with every sample's Hessian trace and its error. Of each estimated value stand its standard error relative to it, with
-the status `budget_spent` where that is above 5%, and how many of its errors it is off the truth. This page is made by
-`python -m tests.modern --seeds 1 --cover 50 --json docs/results/modern.json --page docs/results/modern.md`.
+with every sample's Hessian trace and its error, the median over seeds. Of each estimated value stand, for the first
+seed, its standard error relative to it, with the status `budget_spent` where that is above 5%, and how many of its
+errors it is off the truth. This page is made by
+`python -m tests.modern --seeds {seeds} --cover 50 --json docs/results/modern.json --page docs/results/modern.md`.
 """
 
 
@@ -34,7 +35,7 @@ def page_of(records: list[dict[str, Any]]) -> str:
     ran = [record for record in records if record["passes"]]
     costs = [statistics.median(record["passes"]) for record in ran]
     wrong = sum(not verdict["right"] for record in ran for of_seed in record["verdicts"] for verdict in of_seed)
-    lines = [HEAD.format(count=len(records), samples=records[0]["samples"])]
+    lines = [HEAD.format(count=len(records), samples=records[0]["samples"], seeds=len(records[0]["passes"]))]
     above = [record["name"] for record, cost in zip(ran, costs) if cost > MOST]
     lines.append(
         f"Cost: median {statistics.median(costs):.0f} gradient passes (the aim: {MEDIAN}), at most {max(costs):.0f}; "
