@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.analyses.measuring import header_of
+from spiritlevel.analyses.measuring import header_of, refuse_deadline
 from spiritlevel.analyses.spectrum_plan import USABLE_SHARE
 from spiritlevel.engine.estimators.eigenvalues import USUAL_WIDTH, Eigenpairs, EigenpairSearch, Which
 from spiritlevel.engine.operators import GGNOperator, HessianOperator, LayerBlock, Operator, VarianceOperator
 from spiritlevel.engine.operators.memory import free_bytes
 from spiritlevel.engine.operators.products import Strategy
 from spiritlevel.inputs.deadline import Deadline, TimeSpent, deadline_of
+from spiritlevel.inputs.given import Given
 from spiritlevel.inputs.open_problem import Measurable, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.results.eigenpairs import Eigenvalues
@@ -116,6 +117,21 @@ def eigenvalues(
     True
     """
     deadline = deadline_of(seconds)
+    if isinstance(problem, Given) and problem.sharded:
+        from spiritlevel.analyses.sharded_measuring import eigenvalues_of_sharded
+
+        refuse_deadline(deadline)
+        return eigenvalues_of_sharded(
+            problem,
+            k,
+            which,
+            operator=operator,
+            tolerance=tolerance,
+            max_sweeps=max_sweeps,
+            seed=seed,
+            differences=strategy == "finite differences",
+            progress=progress,
+        )
     problem = open_problem(problem)
     problem.deadline = deadline or problem.deadline
     matrix = operator_named(problem, operator, strategy=strategy, keep_graphs=keep_graphs)

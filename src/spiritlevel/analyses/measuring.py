@@ -21,6 +21,7 @@ from spiritlevel.engine.blocks import BUDGET
 from spiritlevel.engine.passes.gradient import GradientStats
 from spiritlevel.engine.problem import Problem
 from spiritlevel.inputs.deadline import Deadline, deadline_of
+from spiritlevel.inputs.given import Given
 from spiritlevel.inputs.open_problem import Measurable, OpenProblem, open_problem
 from spiritlevel.inputs.progress import show_progress
 from spiritlevel.measures.declaration import Measure
@@ -143,8 +144,15 @@ def measure(
         data, measures = None, data  # measure(problem, "papers")
     chosen, limit = select(measures), deadline_of(seconds)
     chosen_settings(chosen, settings or {})  # refused before any work is done
+    target = as_problem(problem, data, **options)
+    if isinstance(target, Given) and target.sharded:
+        from spiritlevel.analyses.sharded_measuring import measured_sharded
+
+        refuse_deadline(limit)
+        values = toleranced_settings(chosen, settings or {}, tolerance)
+        return measured_sharded(target, chosen, values, seed=seed, tolerance=tolerance, progress=progress)
     return measured(
-        open_problem(as_problem(problem, data, **options)),
+        open_problem(target),
         chosen,
         settings=settings or {},
         seed=seed,
@@ -152,6 +160,14 @@ def measure(
         seconds=limit,
         progress=progress,
     )[0]
+
+
+def refuse_deadline(limit: Deadline | None) -> None:
+    """Refuse a deadline for a sharded model: ranks that look at clocks of their own do not stay in step."""
+    if limit is not None:
+        raise UsageError(
+            "seconds cannot be kept for a sharded model, whose ranks must all stop at the same place; give a tolerance"
+        )
 
 
 def measured(

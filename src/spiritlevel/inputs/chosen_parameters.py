@@ -9,7 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.values.errors import UsageError
+from spiritlevel.inputs.sharding import SHARDED, is_sharded
+from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class ChosenParameters:
 
     model: nn.Module
     chosen_parameters: dict[str, Tensor]
+
+    def refuse_shards(self, given: ChosenParameters) -> None:
+        """Refuse parameters that are spread over several processes: all of them are needed in one."""
+        if is_sharded(given.tensors):
+            raise SpiritlevelError(SHARDED)
 
     @property
     def parameters(self) -> list[str]:

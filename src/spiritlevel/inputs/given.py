@@ -15,6 +15,7 @@ from spiritlevel.inputs.data import Source, open_source
 from spiritlevel.inputs.losses import Loss, resolve
 from spiritlevel.inputs.model_forward import default_forward
 from spiritlevel.inputs.opening import checked_precision, choose_parameters, open_model
+from spiritlevel.inputs.sharding import is_sharded
 from spiritlevel.values.errors import SpiritlevelError, UsageError
 
 
@@ -76,6 +77,11 @@ class Given(ChosenParameters):
             notes=(*notes, *source.notes),
             precision=checked_precision(precision, opened),
         )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model's parameters are spread over several processes."""
+        return is_sharded(self.chosen_parameters.values())
 
     def __repr__(self) -> str:
         samples = "" if self.source.count is None else f" on {self.source.count:,} samples"

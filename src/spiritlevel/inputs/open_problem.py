@@ -54,6 +54,7 @@ class OpenProblem(ChosenParameters):
     """
 
     def __init__(self, given: Given) -> None:
+        self.refuse_shards(given)
         self.given = given
         self.model: nn.Module = given.model
         self.loss: Loss = given.loss

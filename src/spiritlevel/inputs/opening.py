@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.inputs.sharding import is_sharded, put_at_rest
 from spiritlevel.inputs.torch_internals.compiling import network_inside
 from spiritlevel.values.errors import SpiritlevelError, UsageError, near_names
 
@@ -31,7 +32,7 @@ def open_model(
     model: nn.Module, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> tuple[nn.Module, list[str]]:
     """Return the network to measure, the given one or a copy on another device or in another dtype, and notes on it."""
-    model, notes = unwrap(model), []
+    model, notes = unwrap(model), list[str]()
     tensors = list(model.parameters())
     if not tensors:
         raise SpiritlevelError(
@@ -45,6 +46,10 @@ def open_model(
             "model.to_empty(device='cpu') and load its weights"
         )
     wanted_dtype = as_torch_dtype(dtype, "'float32' or 'float64'", "; half precision cannot carry curvature")
+    if is_sharded(tensors):
+        _refuse_copies_of_shards(tensors, wanted_dtype, _as_device(device))
+        put_at_rest(model)
+        return model, notes
     kinds = {tensor.dtype for tensor in tensors}
     if any(kind.is_complex for kind in kinds):
         raise SpiritlevelError(
@@ -74,6 +79,22 @@ def open_model(
             f"the model could not be copied to {wanted_device or 'its device'} as {wanted_dtype or 'its dtype'} "
             f"({type(error).__name__}: {error}); convert it yourself and pass that"
         ) from error
+
+
+def _refuse_copies_of_shards(
+    tensors: list[nn.Parameter], dtype: torch.dtype | None, device: torch.device | None
+) -> None:
+    """Refuse to measure a sharded model in another precision or elsewhere: no copy of it is made."""
+    kinds = {tensor.dtype for tensor in tensors}
+    wanted = {dtype or torch.float32} if dtype or kinds & set(HALF) or len(kinds) > 1 else kinds
+    if kinds != wanted:
+        found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise UsageError(
+            f"the model is sharded and holds {found} weights, and no copy of a sharded model is made; convert it to "
+            f"{str(next(iter(wanted))).removeprefix('torch.')} before fully_shard"
+        )
+    if device is not None and not all(_same_device(tensor.device, device) for tensor in tensors):
+        raise UsageError(f"the model is sharded on {tensors[0].device}, and is measured there: leave device away")
 
 
 def as_torch_dtype(dtype: str | torch.dtype | None, choice: str, reason: str = "") -> torch.dtype | None:
@@ -125,7 +146,8 @@ def choose_parameters(model: nn.Module, patterns: str | list[str] | tuple[str, .
             f"every chosen parameter is empty ({', '.join(list(named)[:3])} of no entries), so there is nothing to "
             "measure; choose others"
         )
-    _refuse_non_finite(chosen)
+    if not is_sharded(chosen.values()):  # of which a part lies here: all ranks look together when measuring begins
+        refuse_non_finite(chosen)
     return chosen
 
 
@@ -148,7 +170,8 @@ def _named(model: nn.Module, patterns: str | list[str] | tuple[str, ...] | None)
     return {name: t for name, t in named.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)}
 
 
-def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
+def refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that hold anything but finite numbers."""
     finite = [torch.isfinite(tensor.detach()).all() for tensor in parameters.values()]
     if len({tensor.device for tensor in finite}) == 1:  # a GPU is waited for once
         finite = torch.stack(finite).tolist()

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from spiritlevel.engine.estimators.held_part import HeldPart
 from spiritlevel.engine.estimators.lanczos import (
     BREAKDOWN_ROUNDINGS,
     ENOUGH,
@@ -142,7 +143,9 @@ class EigenpairSearch:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         basis_device: torch.device | str | None = None,
+        held: HeldPart | None = None,
     ) -> None:
+        held = held or HeldPart(size)
         if which not in get_args(Which):
             raise UsageError(f"which must be one of {', '.join(get_args(Which))}; found {which!r}.")
         if not 1 <= k <= size:
@@ -158,8 +161,7 @@ class EigenpairSearch:
         if block < 1 or width < 1:
             raise UsageError(f"block and width must be at least 1; found {block} and {width}.")
         if start is not None:
-            if start.ndim != 2 or start.shape[0] != size or not bool(torch.isfinite(start).all()):
-                raise UsageError(f"start must be finite and of shape ({size}, columns); found {tuple(start.shape)}.")
+            held.check(start)
             block = min(size, max(block, start.shape[1] + fresh))
         least, device = k + 2 * block, torch.device(device)
         limit = max_basis
@@ -182,10 +184,10 @@ class EigenpairSearch:
             device=device,
             basis_device=basis_device,
             seed=seed,
+            held=held,
         )
-        self._tolerance, self._relative_to, self._linear = tolerance, relative_to, linear
+        self._tolerance, self._relative_to, self._linear, self._start = tolerance, relative_to, linear, start
         self._max_sweeps, self._block, self._width, self._eps = max_sweeps, block, width, torch.finfo(dtype).eps
-        self._start = start
         self._next: Tensor | None = None  # rows of the basis that were not multiplied yet
         self._best = torch.full((k,), torch.inf, dtype=torch.float64)
 
@@ -254,17 +256,16 @@ class _KrylovSpace:
         device: torch.device,
         basis_device: torch.device | str | None,
         seed: int,
+        held: HeldPart,
     ) -> None:
-        self.matvec, self.size, self.k, self.which, self.limit = matvec, size, k, which, limit
-        self.device = device
+        self.part, self.matvec, self.size, self.k, self.which, self.limit = held, matvec, size, k, which, limit
         self.home = torch.device(basis_device) if basis_device is not None else device
-        self.basis = torch.zeros(0, size, dtype=dtype, device=self.home)
+        self.basis = torch.zeros(0, held.rows, dtype=dtype, device=self.home)
         self.images = torch.zeros_like(self.basis)
-        self.held = 0
         self.torn = False  # while it is cut to its best part
         self.projection = torch.zeros(limit, limit, dtype=torch.float64)
-        self.scale = 0.0
-        self.seed, self.sweeps, self.products, self.draws = seed, 0, 0, 0
+        self.held, self.scale = 0, 0.0
+        self.device, self.seed, self.sweeps, self.products, self.draws = device, seed, 0, 0, 0
         self.eps = torch.finfo(dtype).eps
 
     def _make_room(self, count: int) -> None:
@@ -276,7 +277,7 @@ class _KrylovSpace:
         more = (self.limit if small else min(self.limit, max(count, room + GROWTH))) - room
         for name in ("basis", "images"):  # one after the other
             held = getattr(self, name)
-            setattr(self, name, torch.cat([held, held.new_zeros(more, self.size)]))
+            setattr(self, name, torch.cat([held, held.new_zeros(more, self.part.rows)]))
 
     @property
     def full(self) -> bool:
@@ -303,7 +304,7 @@ class _KrylovSpace:
             self.projection[:keep, :keep] = torch.diag(values[order])
             self.held, self.torn = keep, False
         negligible = BREAKDOWN_ROUNDINGS * self.eps * self.scale
-        usable = [row for row in directions if length(row) > negligible]
+        usable = [row for row in directions if length(row, self.part.total) > negligible]
         return self._orthonormal(directions, len(usable) or block, negligible)
 
     def expand(self, rows: Tensor) -> None:
@@ -311,12 +312,12 @@ class _KrylovSpace:
         product = self._product(rows)
         first, held = self.held, self.held + rows.shape[0]
         self.images[first:held] = product
-        coupling = (self.basis[:held] @ product.T).cpu().double()  # (held, new)
+        coupling = self.part.total(self.basis[:held] @ product.T).cpu().double()  # (held, new)
         self.projection[:held, first:held] = coupling
         self.projection[first:held, :held] = coupling.T
         for column, (row, image) in enumerate(zip(rows, product, strict=True)):
-            self.projection[first + column, first + column] = inner_product(row, image)
-            self.scale = max(self.scale, length(image))
+            self.projection[first + column, first + column] = inner_product(row, image, self.part.total)
+            self.scale = max(self.scale, length(image, self.part.total))
         self.held = held  # last: what stops a product leaves the space as it was
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -329,7 +330,7 @@ class _KrylovSpace:
         inner = vectors[:, order].T.to(self.basis)
         directions = inner @ self.images[: self.held]
         directions -= (values[order].to(self.basis)[:, None] * inner) @ self.basis[: self.held]
-        lengths = torch.tensor([length(row) for row in directions], dtype=torch.float64)
+        lengths = torch.tensor([length(row, self.part.total) for row in directions], dtype=torch.float64)
         return values[order], directions, lengths, float(values.abs().max())
 
     def found(
@@ -343,16 +344,17 @@ class _KrylovSpace:
         order = self._order(values)[: self.k]
         inner = vectors[:, order].T.to(self.basis)
         rows = inner @ self.basis[: self.held]
-        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        lengths = self.part.total(rows.square().sum(1, keepdim=True)).sqrt().to(rows)
         rows = rows / lengths
         again = products == "new"
         images = self._product(rows) if again else inner @ self.images[: self.held] / lengths
         rounding = 0.0 if again else COMBINED_ROUNDINGS * self.eps * float(values.abs().max())
         quotients, residuals = [], []
         for row, image in zip(rows, images, strict=True):
-            quotient = inner_product(row, image) / inner_product(row, row)
+            total = self.part.total
+            quotient = inner_product(row, image, total) / inner_product(row, row, total)
             quotients.append(quotient)
-            residuals.append(distance_along(image, row, quotient) / length(row) + rounding)
+            residuals.append(distance_along(image, row, quotient, total) / length(row, total) + rounding)
         found = torch.tensor(quotients, dtype=torch.float64)
         errors = torch.tensor(residuals, dtype=torch.float64)
         order = self._order(found)
@@ -366,7 +368,7 @@ class _KrylovSpace:
     def _product(self, rows: Tensor) -> Tensor:
         self.sweeps += 1
         self.products += rows.shape[0]
-        return checked_product(self.matvec, rows.to(self.device).T).T.to(self.home)
+        return checked_product(self.matvec, rows.to(self.device).T, self.part.total).T.to(self.home)
 
     def _order(self, values: Tensor) -> Tensor:
         key = {"largest": -values, "smallest": values, "magnitude": -values.abs()}[self.which]
@@ -379,19 +381,20 @@ class _KrylovSpace:
         """
         done, end = self.held, min(self.held + count, self.limit)
         self._make_room(end)
+        total, key = self.part.total, self.part.key
         for row in rows:
-            before = length(row)
+            before = length(row, total)
             if done == end or before <= negligible:
                 continue
-            new = orthogonalised(row / before, self.basis[:done])
-            left = length(new)
+            new = orthogonalised(row / before, self.basis[:done], total)
+            left = length(new, total)
             if left * before > negligible and left > 100 * self.eps:
                 if left < ENOUGH:  # cancellation multiplied what rounding left along the basis
-                    new = orthogonalised(new / left, self.basis[:done])
-                self.basis[done] = new / length(new)
+                    new = orthogonalised(new / left, self.basis[:done], total)
+                self.basis[done] = new / length(new, total)
                 done += 1
         while done < end:
             self.draws += 1
-            self.basis[done] = fresh_direction(self.basis[:done], seeded_generator(self.seed, self.draws))
+            self.basis[done] = fresh_direction(self.basis[:done], seeded_generator(self.seed, self.draws, *key), total)
             done += 1
         return self.basis[self.held : end]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.engine.estimators.held_part import Total, whole
 from spiritlevel.engine.estimators.probes import random_signs, seeded_generator
 from spiritlevel.inputs.deadline import TimeSpent
 from spiritlevel.inputs.process.precision import full_float32
@@ -231,7 +232,7 @@ def _on_cpu(*vectors: Tensor) -> Tensor:
     return torch.stack(vectors).cpu().double()
 
 
-def checked_product(matvec: Matvec, columns: Tensor) -> Tensor:
+def checked_product(matvec: Matvec, columns: Tensor, total: Total = whole) -> Tensor:
     """Return ``matvec(columns)``, refusing a result of the wrong shape or one that is not finite."""
     product = matvec(columns)
     if product.shape != columns.shape:
@@ -240,7 +241,7 @@ def checked_product(matvec: Matvec, columns: Tensor) -> Tensor:
             f"found {tuple(product.shape)}."
         )
     # The sum tells, unless it is the sum itself that is too large.
-    if not bool(torch.isfinite(product.sum())) and not bool(torch.isfinite(product).all()):
+    if not bool(torch.isfinite(total(product.sum()))) and bool(total((~torch.isfinite(product)).sum()) > 0):
         raise SpiritlevelError(
             "a product with the matrix is not finite, so no spectrum exists here; check the weights and the loss for "
             "infinities, or measure in float64."
@@ -248,23 +249,23 @@ def checked_product(matvec: Matvec, columns: Tensor) -> Tensor:
     return product
 
 
-def orthogonalised(vector: Tensor, basis: Tensor) -> Tensor:
+def orthogonalised(vector: Tensor, basis: Tensor, total: Total = whole) -> Tensor:
     """Return the part of ``vector`` orthogonal to the rows of ``basis``: Gram-Schmidt twice, which is enough."""
     for _ in range(2):
-        vector = torch.addmv(vector, basis.T, basis @ vector, alpha=-1)
+        vector = torch.addmv(vector, basis.T, total(basis @ vector).to(vector), alpha=-1)
     return vector
 
 
-def fresh_direction(basis: Tensor, generator: torch.Generator) -> Tensor:
+def fresh_direction(basis: Tensor, generator: torch.Generator, total: Total = whole) -> Tensor:
     """Return a random unit vector orthogonal to the rows of ``basis``, which must not span the space."""
     while True:
         draw = _drawn(basis, generator)
-        before = length(draw)
-        draw = orthogonalised(draw, basis)
-        after = length(draw)
+        before = length(draw, total)
+        draw = orthogonalised(draw, basis, total)
+        after = length(draw, total)
         if after > 100 * torch.finfo(basis.dtype).eps * before:
-            draw = orthogonalised(draw / after, basis)
-            return draw / length(draw)
+            draw = orthogonalised(draw / after, basis, total)
+            return draw / length(draw, total)
 
 
 def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -281,19 +282,18 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def inner_product(left: Tensor, right: Tensor) -> float:
+def inner_product(left: Tensor, right: Tensor, total: Total = whole) -> float:
     """Return the inner product of two vectors, accumulated in float64."""
-    return float(
-        torch.stack([torch.dot(wide(a), wide(b)) for a, b in zip(left.split(AT_ONCE), right.split(AT_ONCE))]).sum()
-    )
+    parts = [torch.dot(wide(a), wide(b)) for a, b in zip(left.split(AT_ONCE), right.split(AT_ONCE))]
+    return float(total(torch.stack(parts).sum()))
 
 
-def length(vector: Tensor) -> float:
+def length(vector: Tensor, total: Total = whole) -> float:
     """Return the Euclidean length of a vector, accumulated in float64."""
-    return distance_along(vector)
+    return distance_along(vector, total=total)
 
 
-def distance_along(vector: Tensor, other: Tensor | None = None, factor: float = 0.0) -> float:
+def distance_along(vector: Tensor, other: Tensor | None = None, factor: float = 0.0, total: Total = whole) -> float:
     """Return the length of ``vector - factor * other``, formed and accumulated in float64."""
     norms = []
     for start in range(0, len(vector), AT_ONCE):
@@ -301,4 +301,5 @@ def distance_along(vector: Tensor, other: Tensor | None = None, factor: float = 
         if other is not None:
             part = part - factor * wide(other[start : start + AT_ONCE])
         norms.append(torch.linalg.vector_norm(part))
-    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
+    own = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return float(own if total is whole else total(own.square()).sqrt())

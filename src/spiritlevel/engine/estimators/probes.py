@@ -36,16 +36,21 @@ def random_signs(
     *,
     seed: int = 0,
     first: int = 0,
+    begin: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return ``count`` columns of independent fair signs, numbers ``first, first + 1, …`` of the seed's sequence.
 
     Entry i of probe j is bit i mod 64 of a hash of (seed, j, i // 64), in whole numbers, so it is the same whatever
-    number of probes is asked for, however they are blocked, and on every device.
+    number of probes is asked for, however they are blocked, and on every device.  The entries ``begin, begin + 1, …``
+    are returned, where only a part of a probe is wanted.
     """
-    if size < 1 or count < 1 or first < 0:
-        raise UsageError(f"random signs need size >= 1, count >= 1, first >= 0; found {size}, {count}, {first}.")
+    if size < 1 or count < 1 or first < 0 or begin < 0:
+        raise UsageError(
+            f"random signs need size >= 1, count >= 1, first >= 0 and begin >= 0; found {size}, {count}, {first}, "
+            f"{begin}."
+        )
     device = torch.device(device)
     rows = torch.empty((count, size), dtype=dtype, device=device)
     # The signs of every byte there is: looking eight up at once is much quicker than shifting bits one by one.
@@ -55,12 +60,12 @@ def random_signs(
     for row in range(count):
         own = splitmix64(state, torch.tensor(first + row, device=device))
         for start in range(0, size, WORD * WORDS_AT_ONCE):
-            part = rows[row, start : start + WORD * WORDS_AT_ONCE]
-            words = torch.arange(start // WORD, -(-(start + len(part)) // WORD), device=device)
+            part, place = rows[row, start : start + WORD * WORDS_AT_ONCE], begin + start
+            words = torch.arange(place // WORD, -(-(place + len(part)) // WORD), device=device)
             # Byte by byte by arithmetic, not by a view, whose order would be the machine's.
             shifts = torch.arange(0, WORD, 8, device=device)
             bytes = (splitmix64(own, words)[:, None] >> shifts) & 255
-            part.copy_(signs[bytes.reshape(-1)].reshape(-1)[: len(part)])
+            part.copy_(signs[bytes.reshape(-1)].reshape(-1)[place % WORD :][: len(part)])
     return rows.T  # (size, count), each column contiguous
 
 

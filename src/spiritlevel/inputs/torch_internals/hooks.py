@@ -22,7 +22,12 @@ _OF_TENSOR = "_backward_hooks"
 
 def forward_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks around a module's forward: those after it first, then those before it."""
-    return [hook for table in _tables(module, _FORWARD, "forward") for hook in table.values()]
+    return [hook for table in forward_tables(module) for hook in table.values()]
+
+
+def forward_tables(module: nn.Module) -> list[HookTable]:
+    """Return the tables of hooks around a module's forward: of those after it, then of those before it."""
+    return _tables(module, _FORWARD, "forward")
 
 
 def backward_tables(module: nn.Module) -> list[HookTable]:

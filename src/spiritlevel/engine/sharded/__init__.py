@@ -1,0 +1,1 @@
+"""Models sharded over processes: every rank holds its part of parameters, vectors and bases, and they go in step."""
