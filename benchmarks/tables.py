@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 LARGE = RESULTS / "large_models.json"
+DEVICES = ("cpu", "cuda")
 
 INTRODUCTION = """# Performance
 
@@ -58,9 +59,9 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def stored(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return the results kept, CPU first."""
-    files = [path for path in sorted(folder.glob("*.json")) if path.name != LARGE.name]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    """Return the results kept of each kind of device, CPU first; other records stand beside them."""
+    files = [folder / f"{kind}.json" for kind in DEVICES]
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     return sorted(found, key=lambda result: result["machine"]["device"] != "CPU")
 
 

@@ -199,7 +199,7 @@ NETWORKS = {
     for network in (
         Network("gpt2", "GPT-2 124M", first_of("next token", _gpt2), "next token",
                 Size(128, 128, 50_257, 32, 300), 6e-4),
-        Network("gpt_1b", "a GPT of 1.1 billion", first_of("next token", _gpt_1b), "next token",
+        Network("gpt_1b", "A GPT of 1.1 billion parameters", first_of("next token", _gpt_1b), "next token",
                 Size(32, 128, 50_257, 16, 200), 2e-4),
         Network("bert", "BERT-base, 2 classes", first_of("prose or code", _bert), "prose or code",
                 Size(256, 128, 2, 64, 300), 1e-4, enough=0.15),

@@ -79,7 +79,7 @@ def _table(title: str, body: list[list[str]]) -> Iterator[str]:
 def _traces(rows: dict[str, Any], unit: dict[str, Any]) -> list[list[str]]:
     body = []
     ours, truth = rows.get("trace", {}), rows.get("truth", {})
-    if "value" in ours:
+    if math.isfinite(ours.get("value", math.nan)):
         error = "exact" if ours["how"] == "exact" else f"± {_of(ours['stderr'], ours['value'])}"
         body.append(["Spiritlevel", number(ours["value"]), error, *_costs(ours, unit), _status(ours)])
     second = truth.get("second_seed", {})
@@ -110,7 +110,7 @@ def _traces(rows: dict[str, Any], unit: dict[str, Any]) -> list[list[str]]:
 def _tops(rows: dict[str, Any], unit: dict[str, Any]) -> list[list[str]]:
     body = []
     ours = rows.get("top", {})
-    if "value" in ours:
+    if math.isfinite(ours.get("value", math.nan)):
         how = f"{ours.get('products')} products; {_status(ours)}"
         if "seconds_before_first_product" in ours:
             how += f"; {number(ours['seconds_before_first_product'])} s before the first product"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,8 +70,11 @@ def _gpu(record: Mapping[str, Any], large: Mapping[str, Any]) -> Iterator[dict[s
                 "positions": entry["samples"] * tokens,
                 "gradient": rows["gradient"]["seconds"],
                 "device": large["machine"]["device"],
-                "hessian_trace": (rows["trace"]["seconds"], rows["trace"]["peak_bytes"]),
-                "hessian_top_eigenvalue": (rows["top"]["seconds"], rows["top"]["peak_bytes"]),
+                **{
+                    measure: (rows[row]["seconds"], rows[row]["peak_bytes"])
+                    for measure, row in (("hessian_trace", "trace"), ("hessian_top_eigenvalue", "top"))
+                    if math.isfinite(rows.get(row, {}).get("value", math.nan))
+                },
             }
 
 
@@ -176,8 +180,9 @@ def _models(record: Mapping[str, Any], large: Mapping[str, Any], machines: Machi
     yield "| network | parameters | tokens | gradient | trace | top eigenvalue | memory | operations a second |"
     yield "|---|---|---|---|---|---|---|---|"
     for each in sorted(_gpu(record, large), key=lambda own: own["parameters"]):
-        times = " | ".join(f"{number(each[measure][0])} s" for measure in PREDICTED)
-        memory = bytes_text(max(each[measure][1] for measure in PREDICTED))
+        done = [measure for measure in PREDICTED if measure in each]
+        times = " | ".join(f"{number(each[measure][0])} s" if measure in done else "–" for measure in PREDICTED)
+        memory = bytes_text(max(each[measure][1] for measure in done)) if done else "–"
         rate = OPERATIONS * each["parameters"] * each["positions"] / each["gradient"]
         yield (
             f"| {each['name']}, {each['device']} | {each['parameters']:,} | {each['positions']:,} | "
