@@ -79,6 +79,39 @@ def test_encoder_decoders_are_measured(form: str) -> None:
     assert_trace_is_right(Problem(seeded_network(EncoderDecoder), data if form == "whole" else cut, "same_token"))
 
 
+class Shifting(EncoderDecoder):
+    """Makes its decoder's inputs from the labels, as those of transformers do."""
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        return F.pad(labels.clamp(min=0)[:, :-1], (1, 0))
+
+
+def test_what_a_decoder_is_given_is_made_from_the_labels() -> None:
+    data = translation()
+    shifted = Shifting().prepare_decoder_input_ids_from_labels(data["labels"])
+    without = {name: tensor for name, tensor in data.items() if name != "decoder_input_ids"}
+    problem = Problem(seeded_network(Shifting), without, "same_token")
+    assert_trace_is_right(problem)
+    given = Problem(seeded_network(Shifting), {**without, "decoder_input_ids": shifted}, "same_token")
+    assert sl.measure(problem, "cheap").loss == sl.measure(given, "cheap").loss
+    # What is given stands: these are other inputs.
+    other = Problem(seeded_network(Shifting), {**without, "decoder_input_ids": shifted.flip(1)}, "same_token")
+    assert sl.measure(other, "cheap").loss != sl.measure(given, "cheap").loss
+
+
+def test_a_t5_is_measured_on_what_it_is_trained_on() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "d_model": 4, "d_ff": 4, "num_layers": 1, "num_heads": 1, "d_kv": 4}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    labels = randint(9, 6, 3)
+    labels[0, 2] = -100
+    data = {"input_ids": randint(9, 6, 4, seed=3), "labels": labels}
+    report = sl.measure(Problem(model, data, "model"), "weight_norm")
+    assert report.loss == pytest.approx(float(model(**data).loss.detach()), rel=1e-5)
+
+
 class Physics(nn.Module):
     """A function and the residual of its differential equation, which takes gradients inside forward."""
 

@@ -12,6 +12,9 @@ from spiritlevel.inputs.contents import Content, tensors_of
 from spiritlevel.inputs.losses.base import LABEL_KEYS
 from spiritlevel.values.errors import SpiritlevelError
 
+# How an encoder-decoder of transformers makes its decoder's inputs of labels, and what these inputs are called.
+SHIFT, DECODED = "prepare_decoder_input_ids_from_labels", frozenset({"decoder_input_ids", "decoder_inputs_embeds"})
+
 
 class Forward(nn.Module):
     """The user's forward as one module, so that parameters can be replaced for one call without touching the model."""
@@ -34,8 +37,15 @@ class Forward(nn.Module):
 
 
 def default_forward(model: nn.Module, content: Content) -> Any:
-    """Call the model on the first entry of a tuple, or on a dict's entries by name without the labels."""
+    """Call the model on the first entry of a tuple, or on a dict's entries by name without the labels.
+
+    An encoder-decoder of transformers makes what its decoder is given from the labels where that is not given: so it
+    does when it is trained, and by the labels it is called with.
+    """
     arguments, keywords = arguments_of(content)
+    shifted = getattr(model, SHIFT, None)
+    if isinstance(content, Mapping) and "labels" in content and callable(shifted) and not DECODED & keywords.keys():
+        keywords["decoder_input_ids"] = shifted(labels=content["labels"])
     return model(*arguments, **keywords)
 
 

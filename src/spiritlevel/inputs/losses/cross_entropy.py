@@ -221,9 +221,11 @@ class CrossEntropy(Loss):
         if bool(wrong.any()):
             sample, position = wrong.nonzero()[0].tolist()
             where = f"sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")
+            found = labels[sample, position].item()
             raise UsageError(
-                f"cross_entropy found the label {labels[sample, position].item()} at {where} of the batch but the "
-                f"outputs have {classes} classes: labels must be 0 to {classes - 1}, or {self.ignore_index} (ignored)."
+                f"cross_entropy found the label {found} at {where} of the batch but the outputs have {classes} "
+                f"classes: labels must be 0 to {classes - 1}, or {self.ignore_index} (ignored). If {found} marks what is "
+                f"to be ignored, pass loss={type(self).__name__}(ignore_index={found}) of spiritlevel.losses"
             )
 
     def _class_weights(self, logits: Tensor, dtype: torch.dtype) -> Tensor | None:
