@@ -224,8 +224,8 @@ class CrossEntropy(Loss):
             found = labels[sample, position].item()
             raise UsageError(
                 f"cross_entropy found the label {found} at {where} of the batch but the outputs have {classes} "
-                f"classes: labels must be 0 to {classes - 1}, or {self.ignore_index} (ignored). If {found} marks what is "
-                f"to be ignored, pass loss={type(self).__name__}(ignore_index={found}) of spiritlevel.losses"
+                f"classes: labels must be 0 to {classes - 1}, or {self.ignore_index} (ignored); if {found} is to be "
+                f"ignored, pass loss={type(self).__name__}(ignore_index={found}) of spiritlevel.losses"
             )
 
     def _class_weights(self, logits: Tensor, dtype: torch.dtype) -> Tensor | None:
