@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.engine.operators.differentiation import derivative_along
-from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm
+from spiritlevel.inputs.process.composite_operations import ComposedLayerNorm, composite_operations
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 6)])
@@ -40,3 +40,23 @@ def test_a_composed_layer_norm_can_be_pushed_forward_twice() -> None:
     step = 1e-4
     differences = (value(x + step * direction) + value(x - step * direction) - 2 * value(x)) / step**2
     torch.testing.assert_close(found, differences.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_lstm_in_float32_is_made_of_operations_that_are_seen() -> None:
+    """On a CPU torch fuses it into one operation of oneDNN, which says nothing of what is inside."""
+    torch.manual_seed(0)
+    model, x = nn.LSTM(2, 3, batch_first=True), torch.randn(4, 5, 2)
+
+    fused, before = model(x)[0], torch.backends.mkldnn.enabled
+    with composite_operations(model.modules()):
+        composed = model(x)[0]
+    assert torch.backends.mkldnn.enabled == before
+    torch.testing.assert_close(composed, fused)
+    behind = [composed.grad_fn]
+    seen: set[str] = set()
+    while behind:
+        node = behind.pop()
+        seen.add(type(node).__name__)
+        behind += [own for own, _ in node.next_functions if own is not None]
+    assert {"TanhBackward0", "SigmoidBackward0"} <= seen
+    assert not any("Mkldnn" in name for name in seen)

@@ -29,6 +29,8 @@ def composite_operations(modules: Iterable[nn.Module]) -> Iterator[None]:
             hold("no cuDNN", lambda: torch.backends.cudnn.flags(enabled=False))
         if any(may_normalise_weights(module) for module in modules):
             stack.enter_context(_ComposedWeightNorm())
+        if any(isinstance(module, nn.LSTM) for module in modules) and torch.backends.mkldnn.enabled:
+            stack.enter_context(_ComposedLSTM())
         yield
 
 
@@ -86,4 +88,20 @@ class _ComposedWeightNorm(TorchFunctionMode):
         if func is self._fused:
             direction, length, *dim = args
             return direction * (length / torch.norm_except_dim(direction, 2, *dim))
+        return func(*args, **(kwargs or {}))
+
+
+class _ComposedLSTM(TorchFunctionMode):
+    """Long short-term memory from single operations: oneDNN's fused layer, on a CPU, hides where its weights are used.
+
+    Where the uses are seen, each sample's gradients come from them and the remainder from the operations behind them.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.lstm:
+            # None leaves a setting as it is: setting TF32 warns where there is no Intel GPU.
+            with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None, fp32_precision=None):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
