@@ -145,3 +145,33 @@ def test_a_parameter_whose_entries_mix_before_it_meets_samples_goes_the_general_
     trace = blocks.network_trace()
     truth = float(Dense(problem).hessian.trace())
     assert abs(trace.value - truth) <= 4.5 * trace.stderr + 1e-9 * abs(truth)
+
+
+class Biased(nn.Module):
+    """Attention whose scores take a bias by heads and places, in a batch of its own: (1, heads, places, places)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(5, 2), nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        bias = self.table((places[:, None] - places).clamp(-2, 2) + 2).permute(2, 0, 1)[None]
+        bias = bias + x.new_zeros(1, 1, x.shape[1], x.shape[1])
+        inner = self.inner(x).view(len(x), x.shape[1], 2, 4).transpose(1, 2)
+        attended = (inner @ inner.mT + bias).softmax(-1) @ inner
+        return self.head(attended.transpose(1, 2).flatten(2).mean(1))
+
+
+def test_batches_of_as_few_samples_as_there_are_heads_are_read_like_the_others() -> None:
+    """Of 200 samples the first stratum has two, which draws see as a batch."""
+    torch.manual_seed(0)
+    model, x, y = Biased().double(), torch.randn(200, 4, 4).double(), torch.arange(200) % 3
+    problem = sl.Problem(model, (x, y), batch_size=50)
+    report, dense = sl.measure(problem, ["hessian_trace"]), Dense(problem)
+    trace = report["hessian_trace"]
+    assert abs(trace.value - float(dense.hessian.trace())) <= 4 * trace.stderr
+    for layer, own in report.per_layer["hessian_trace"].items():
+        parts = [dense.slices[full] for full in dense.slices if full.startswith(layer)]
+        expected = sum(float(dense.hessian[part, part].trace()) for part in parts)
+        assert abs(own.value - expected) <= max(4 * own.stderr, 1e-9), layer

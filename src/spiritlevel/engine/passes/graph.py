@@ -19,6 +19,7 @@ class Graph:
     signature: int
     uses: Counter[int]  # id of a parameter -> operations that take it in
     before_custom: frozenset[int]  # ids of parameters that reach the outputs through a function written in Python
+    order: tuple[Any, ...]  # all nodes: of two graphs with one signature, those at one place are alike
     nodes: frozenset[Any]
     consumers: dict[Any, list[Any]]  # node -> the nodes its results went into
     leaves: dict[int, Any]  # id of a parameter -> the node that stands for it
@@ -42,7 +43,7 @@ def look_at(outputs: Tensor) -> Graph:
             custom.extend(children)
     before = frozenset(leaf for node in _depth_first(custom) if (leaf := _leaf(node)) is not None)
     leaves = {leaf: node for node in order if (leaf := _leaf(node)) is not None}
-    return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, frozenset(order), consumers, leaves)
+    return Graph(outputs.grad_fn, hash(tuple(shape)), uses, before, tuple(order), frozenset(order), consumers, leaves)
 
 
 def _is_users_own(node: Any) -> bool:

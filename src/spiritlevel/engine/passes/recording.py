@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.engine.layers.rules import FromDeltas, rule_of
 from spiritlevel.engine.layers.sample_gradients import Pooling
-from spiritlevel.engine.layers.uses import Uses, find_uses
+from spiritlevel.engine.layers.uses import Use, Uses, find_uses
 from spiritlevel.engine.passes.graph import Graph
 from spiritlevel.engine.passes.pooled import pooled
 from spiritlevel.engine.passes.row_channels import pulled_through, rows_as_channels
@@ -94,7 +94,7 @@ class Recorder:
             if name in self.uses:
                 found_names.append(name)
                 continue
-            found = find_uses(graph.leaves.get(id(parameter)), graph.consumers, samples)
+            found = self._uses_of(graph, full, samples)
             if not found:
                 continue
             uses = self.uses[name] = Uses(parameter, found, samples, samples_second=False)
@@ -103,6 +103,19 @@ class Recorder:
             self.shapes[name] = [use.shape for use in found]
             found_names.append(name)
         return found_names
+
+    def _uses_of(self, graph: Graph, full: str, samples: int) -> list[Use]:
+        """Return where a parameter meets the samples: in all graphs of one kind where it did in the first.
+
+        Sizes tell that, and in a batch of as few samples as something else is long they could not.
+        """
+        leaf = graph.leaves.get(id(self._problem.chosen_parameters[full]))
+        known = self._problem.uses_by_graph.setdefault(graph.signature, {})
+        if full not in known:
+            places = {node: place for place, node in enumerate(graph.order)}
+            found = find_uses(leaf, graph.consumers, samples) or []
+            known[full] = [(places[use.node], use.place) for use in found]
+        return [Use(graph.order[node], place, leaf) for node, place in known[full]]
 
     @property
     def numbers(self) -> int:
