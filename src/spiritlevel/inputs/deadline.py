@@ -125,11 +125,14 @@ class Deadline:
         return Pace(self, kind, units, total)
 
     def refusal(self, kind: str, needed: float) -> str:
-        """Say why a sweep that needs so many seconds was not made; 0 where nobody knows how many it needs."""
+        """Say why a sweep that needs so many seconds was not made; 0 where nobody knows how many it needs.
+
+        How long it would take is of no interest once nothing is left.
+        """
         self.refusals[kind] += 1
         if self.interrupted:
             return f'it was interrupted before the sweep "{kind}" was made'
-        if needed <= 0:
+        if needed <= 0 or self.left <= 0:
             return f'the {self.seconds:g} seconds were spent before the sweep "{kind}"; {_WAY_OUT}'
         return (
             f'the sweep "{kind}" takes about {needed:.2g} s, and of the {self.seconds:g} seconds {self.left:.2g} were '

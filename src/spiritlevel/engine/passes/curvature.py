@@ -35,6 +35,10 @@ from spiritlevel.inputs.sweeping import swept_together
 # sketched.
 COLUMN_LIMIT = 32
 SKETCH_DRAWS = 8  # of them a sweep, until their error is found too large
+# By a deadline the first sketch may take this share of the gradients that fit in, for the remainder is looked at too.
+# The checks of its sweep and each draw cost about so many.
+FIRST_SHARE, CHECKS_COST, SKETCH_COST = 0.25, 3.0, 1.8
+FEWEST_SKETCHES = 4
 SKETCHING = "sketching the loss's curvature"  # what a sweep of more of them is called
 # Batches that a GPU is given to work on before the first one's checks are waited for.
 AHEAD = 2
@@ -43,11 +47,17 @@ ColumnMaker = Callable[[OpenProblem, Batch, Tensor, int], Factor]
 
 
 def gauss_newton_columns(
-    problem: OpenProblem, batch: Batch, outputs: Tensor, seed: int = 0, first_draw: int = 0
+    problem: OpenProblem,
+    batch: Batch,
+    outputs: Tensor,
+    seed: int = 0,
+    *,
+    draws: int = SKETCH_DRAWS,
+    first_draw: int = 0,
 ) -> Factor:
     """Return the columns of the loss's second derivative: their squares sum to the Gauss–Newton matrix.
 
-    Where these are sketched ``first_draw`` is where the draws of this sweep begin.
+    Where these are sketched there are so many ``draws``, and ``first_draw`` is where those of this sweep begin.
     """
     return problem.loss.factor(
         outputs,
@@ -55,7 +65,7 @@ def gauss_newton_columns(
         limit=COLUMN_LIMIT,
         generator_seed=seed,
         indices=batch.indices,
-        draws=SKETCH_DRAWS,
+        draws=draws,
         first_draw=first_draw,
     )
 
@@ -73,7 +83,7 @@ def curvature_sweep(
     problem: OpenProblem,
     wants: frozenset[str] = frozenset(),
     *,
-    columns_of: ColumnMaker = gauss_newton_columns,
+    columns_of: ColumnMaker | None = None,
     beside: ColumnMaker | None = None,
     verify: bool = True,
     seed: int = 0,
@@ -86,9 +96,10 @@ def curvature_sweep(
     the relative error that the problem's ``precision`` may bring; with none all is in the problem's dtype.  None where
     samples influence each other: they have no columns of their own.
     """
+    columns = columns_of or partial(gauss_newton_columns, draws=draws_in_time(problem))
 
     def swept(ahead: bool) -> CurvatureSums | None:
-        return _CurvaturePass(problem, wants, columns_of, beside, verify, seed, ahead, rounding=rounding).run()
+        return _CurvaturePass(problem, wants, columns, beside, verify, seed, ahead, rounding=rounding).run()
 
     def swept_unless_wrong() -> CurvatureSums | None:
         try:
@@ -103,14 +114,23 @@ def curvature_sweep(
         return swept_unless_wrong()
 
 
+def draws_in_time(problem: OpenProblem) -> int:
+    """Return how many draws the first sketch has: fewer where the time is short."""
+    if problem.deadline is None:
+        return SKETCH_DRAWS
+    room = FIRST_SHARE * problem.fitting("gradient")
+    return int(min(max((room - CHECKS_COST) / SKETCH_COST, FEWEST_SKETCHES), SKETCH_DRAWS))
+
+
 def _goes_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
 def sketch_more(problem: OpenProblem, sums: CurvatureSums, sweeps: int, seed: int, rounding: float = 0.0) -> int:
     """Add draws of the sketch, so many sweeps or as many as there is time for; return how many."""
+    draws = SKETCH_DRAWS if problem.deadline is None else FEWEST_SKETCHES  # so that a sweep is done sooner
     for done in range(sweeps):
-        columns_of = partial(gauss_newton_columns, first_draw=sums.draws)
+        columns_of = partial(gauss_newton_columns, draws=draws, first_draw=sums.draws)
         try:
             more = curvature_sweep(
                 problem, sums.wants, columns_of=columns_of, verify=False, seed=seed, rounding=rounding
