@@ -165,7 +165,6 @@ def test_the_measure_agrees_with_its_brute_force(measure: Measure, net: str) -> 
         assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.usefixtures("nothing_written_out")
 def test_the_measure_spends_no_more_than_it_declares(measure: Measure) -> None:
     registry_wide.test_no_more_passes_are_spent_than_declared(measure.name)
     problem = opened(*trained.trained_gelu())
