@@ -57,10 +57,13 @@ class BlockTraces:
 
     def improve(self, ratio: float) -> bool:
         """Probe samples' own Hessians where that is the better way to traces; False where it is not, or no more."""
-        probes, others = self.probes, self.blocks.remainder.spent + self.blocks.sketching
-        if probes.open and (ratio - 1) * others > TRIED_FROM:
+        remainder = self.blocks.remainder
+        probes, others = self.probes, remainder.spent + self.blocks.sketching
+        # Draws serve rows and columns too: where these are wanted, only what draws cannot reach is probed.
+        enough = remainder.room() if remainder.wants else TRIED_FROM
+        if probes.open and remainder.cost_of(ratio) > enough:
             # What autograd says of the operations was held against what they are, for these.
-            trusted = set(self.blocks.remainder.operations.names)
+            trusted = set(remainder.operations.names)
             probes.try_them(lambda names: self.known_otherwise(dict.fromkeys(names, 1.0)), others, trusted)
             if probes.form is not None:
                 return True
@@ -70,4 +73,4 @@ class BlockTraces:
         rest = dict.fromkeys(set(self.blocks.problem.parameters).difference(form.sums), 1.0)
         if self.known_otherwise(rest)[1] > float(form.network.stderr):
             return False
-        return probes.more(ratio, self.blocks.remainder.room() - self.blocks.sketching - probes.spent)
+        return probes.more(ratio, remainder.room() - self.blocks.sketching - probes.spent)

@@ -114,6 +114,12 @@ class Remainder:
         """Return what may still be spent; first looks leave half of the budget for what turns out to need it."""
         return self.budget - self.spent + max(0.0, self.first_looks - self.budget / 2)
 
+    def cost_of(self, ratio: float) -> float:
+        """Return what it takes to let the trace's variance fall by a ratio, by draws where there are any."""
+        if not self.operations.least_draws:
+            return (ratio - 1) * self.spent
+        return DRAW_COST * self.operations.cost(self.operations.further(ratio, math.inf))
+
     def _share_of_others(self, kind: Kind) -> float:
         """Return how much of a form's variance comes from probes of parameters."""
         own = self.others.forms.get(kind)
