@@ -221,7 +221,8 @@ class Blocks:
             estimate = replace(estimate, details={**estimate.details, **self.sums.rounding.said})
         if estimate.stderr <= max(self.tolerance * abs(estimate.value), NEGLIGIBLE):
             return estimate
-        draws = 0 if self._remainder is None else self._remainder.most_draws
+        probed = self.traces.probes.form
+        draws = max(0 if self._remainder is None else self._remainder.most_draws, probed.probes if probed else 0)
         spent = f" after {draws} draws" if draws else ""
         shortfall = f"the standard error is above {100 * self.tolerance:.3g}% of the value{spent}"
         return replace(estimate, status="budget_spent", reason="; ".join(filter(None, (shortfall, estimate.reason))))

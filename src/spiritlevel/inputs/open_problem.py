@@ -73,7 +73,7 @@ class OpenProblem(ChosenParameters):
         self.vetted: dict[int, int] = {}  # order up to which all samples' derivatives of a batch were checked
         self.derivatives: Any = None  # how products are made, once a derivative was checked; or why there are none
         self.gradient_is_true = False  # the cheaper half of that check
-        self.uses_by_graph: dict[int, dict[str, list[tuple[int, int]]]] = {}  # by signature: node and place of each
+        self.uses_by_graph: dict[int, dict[str, list[tuple[int, int, bool]]]] = {}  # by signature and parameter
         self.graph_bytes: tuple[int, int] | None = None  # of the first batch's retained graph, and number of batches
         self.adding_up = AddingUp()
         self._forward = Forward(self.model, given.forward_function)

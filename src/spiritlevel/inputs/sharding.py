@@ -173,7 +173,7 @@ def layouts_of(parameters: Mapping[str, Tensor], chosen: Iterable[str]) -> dict[
     if whole:
         raise SpiritlevelError(
             f"parameter {whole[0]} is not sharded while others are; call fully_shard on the whole model too, or leave "
-            "it out by parameters=..."
+            "it out by parameters='PATTERN'"
         )
     if len({(layout.group, layout.replicas) for layout in found.values()}) > 1:
         raise SpiritlevelError("the model's parameters are sharded over several groups of ranks; shard all over one")

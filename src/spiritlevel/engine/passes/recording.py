@@ -114,8 +114,8 @@ class Recorder:
         if full not in known:
             places = {node: place for place, node in enumerate(graph.order)}
             found = find_uses(leaf, graph.consumers, samples) or []
-            known[full] = [(places[use.node], use.place) for use in found]
-        return [Use(graph.order[node], place, leaf) for node, place in known[full]]
+            known[full] = [(places[use.node], use.place, use.bent) for use in found]
+        return [Use(graph.order[node], place, leaf, bent) for node, place, bent in known[full]]
 
     @property
     def numbers(self) -> int:
