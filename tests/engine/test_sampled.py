@@ -14,7 +14,7 @@ from spiritlevel.analyses.measuring import measure
 from spiritlevel.engine.blocks import TOLERANCE, Blocks
 from spiritlevel.engine.operators import HessianOperator
 from spiritlevel.engine.problem import Problem
-from spiritlevel.engine.remainder import FIRST_DRAWS_OF_PARTS
+from spiritlevel.engine.remainder import DRAWS_OF_ENTRIES, FIRST_DRAWS_OF_PARTS
 from spiritlevel.engine.tensor_estimate import TensorEstimate
 from spiritlevel.inputs.open_problem import OpenProblem
 from spiritlevel.measures.reference import Dense
@@ -104,6 +104,8 @@ def cover(name: str, seeds: range) -> Coverage:
                 f"trace {layer}", blocks.layer_trace(layer), float(sum(diagonal[dense.slices[n]].sum() for n in own))
             )
         names = blocks.sampled_names
+        if names:  # as whoever shows single entries asks for
+            blocks.remainder.draw_at_least(DRAWS_OF_ENTRIES)
         diagonals = [blocks.diagonal(full) for full in names]
         found.add_tensors("diagonal", diagonals, [diagonal[dense.slices[full]] for full in names])
         for weight, full in problem.weights.items():

@@ -51,6 +51,11 @@ def test_an_lstm_in_float32_is_made_of_operations_that_are_seen() -> None:
     with composite_operations(model.modules()):
         composed = model(x)[0]
     assert torch.backends.mkldnn.enabled == before
+    assert torch.get_float32_matmul_precision() in (
+        "highest",
+        "high",
+        "medium",
+    )  # which raises where it was meddled with
     torch.testing.assert_close(composed, fused)
     behind = [composed.grad_fn]
     seen: set[str] = set()

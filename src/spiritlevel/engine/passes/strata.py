@@ -156,7 +156,7 @@ class StratifiedSampling:
         drawn = [stratum.draws for stratum in self.strata]
         worth = [math.sqrt(variance / share) for variance, share in zip(variances, shares)]
         if not any(worth):
-            return [max(0, min(math.ceil((factor - 1) * drawn[0]), int(most)))] * len(drawn)
+            return [max(0, int(min(math.ceil((factor - 1) * drawn[0]), most)))] * len(drawn)
 
         def at(level: float) -> list[float]:
             return [max(own, level * each) for own, each in zip(drawn, worth)]

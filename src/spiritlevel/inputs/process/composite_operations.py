@@ -101,7 +101,11 @@ class _ComposedLSTM(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.lstm:
-            # None leaves a setting as it is: setting TF32 warns where there is no Intel GPU.
-            with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None, fp32_precision=None):
+            # One switch alone: torch's own scope for it writes the precision too, after which asking for that raises.
+            before = torch.backends.mkldnn.enabled
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # torch declares what makes the switch
+            try:
                 return func(*args, **(kwargs or {}))
+            finally:
+                torch.backends.mkldnn.enabled = before
         return func(*args, **(kwargs or {}))
