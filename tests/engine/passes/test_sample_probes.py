@@ -157,7 +157,7 @@ def test_traces_of_every_parameter_are_the_dense_hessians(build: Callable[[], nn
     model = made(build)
     found, dense = probes(model), Dense(sl.Problem(model, data(model)))
     assert set(found.names) == {name for name, _ in model.named_parameters()}
-    found.more(400)
+    found.more(100)
     form, expected = found.form("entries"), traces(dense)
     for name, own in form.sums.items():
         assert abs(float(own.mean) - expected[name]) <= 4 * float(own.stderr), name
@@ -168,6 +168,7 @@ def test_traces_of_every_parameter_are_the_dense_hessians(build: Callable[[], nn
     assert ((found.samples.mean - samples).abs() <= 4.5 * found.samples.stderr).all()
 
 
+@pytest.mark.slow
 def test_errors_cover_over_seeds_and_are_not_wasteful() -> None:
     model = made(Language)
     expected = sum(traces(Dense(sl.Problem(model, data(model)))).values())
@@ -182,6 +183,7 @@ def test_errors_cover_over_seeds_and_are_not_wasteful() -> None:
     assert 0.7 < spread.square().mean().sqrt() < 1.4
 
 
+@pytest.mark.slow
 def test_sums_with_factors_know_that_parameters_share_their_draws() -> None:
     model, factors = made(Language), {"joint.weight": 2.0, "out.weight": -1.0, "tokens.weight": 0.5}
     values, errors = [], []
@@ -222,7 +224,7 @@ def test_layers_that_do_something_else_are_found_out(build: Callable[[], nn.Modu
     found = probes(model)
     assert not left & set(found.names)
     if found.names:
-        found.more(200)
+        found.more(80)
         expected = traces(Dense(sl.Problem(model, data(model))))
         for name, own in found.form("entries").sums.items():
             assert abs(float(own.mean) - expected[name]) <= 4 * float(own.stderr), name
@@ -234,7 +236,7 @@ def test_a_later_batch_of_another_kind_costs_the_parameters_it_uses_otherwise() 
     x[9, 0] = 101.0
     found = SampleProbes(opened(model, (x, y), batch_size=5), 0)
     assert "a.weight" in found.names
-    found.more(300)
+    found.more(100)
     assert "a.weight" not in found.names
     expected = traces(Dense(sl.Problem(model, (x, y))))
     for name, own in found.form("entries").sums.items():
